@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 
@@ -10,3 +11,9 @@ class TopicPartition(NamedTuple):
 
     topic: str
     partition: int
+
+
+@cache
+def topic_partition(topic: str, partition: int) -> TopicPartition:
+    """The same object for all records of a partition: to make one takes several times as long as to look it up."""
+    return TopicPartition(topic, partition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from confluent_kafka import Message
@@ -16,22 +17,20 @@ from outbox_plugin.inbox.received import Received
 _UNKNOWN_EPOCH = -1
 
 
-def received_from(message: Message, topic_id: str) -> Received:
+def received_from(message: Message, topic_id: Callable[[str], str]) -> Received:
     """Convert a polled record.
 
     Args:
         message: the record; it must not stand for an error.
-        topic_id: the id of its topic. With partition, offset and leader epoch it names a record that no header names:
-            after a cut, the record at that offset has another epoch.
+        topic_id: returns the id of a topic. With partition, offset and leader epoch it names a record that no header
+            names: after a cut, the record at that offset has another epoch.
     """
     polled: Any = message  # The stubs call these optional; a record has them.
     topic, partition, offset, epoch = polled.topic(), polled.partition(), polled.offset(), polled.leader_epoch()
     found = readable_headers(message)
     headers = tuple(cast(Any, found) or ())
-    by_name, by_id = f"{topic}/{partition}/{offset}", f"{topic_id}/{partition}/{offset}"
-    known = event_identity(headers, by_id if epoch is None else f"{by_id}/{epoch}")
-    former = (by_name,) if epoch is None else (by_name, by_id)
-    return Received(
+    known = event_identity(headers, "")
+    record = Received(
         topic,
         partition,
         offset,
@@ -40,11 +39,16 @@ def received_from(message: Message, topic_id: str) -> Received:
         polled.value(),
         headers,
         known.key,
-        formerly=() if known.named else former,
         unreadable_headers=found is None,
-        named_by_place=not (known.named or known.placed),
         leader_epoch=epoch,
     )
+    if not known.named:
+        by_name, by_id = f"{topic}/{partition}/{offset}", f"{topic_id(topic)}/{partition}/{offset}"
+        record.formerly = (by_name,) if epoch is None else (by_name, by_id)
+        if not known.placed:
+            record.named_by_place = True
+            record.idempotency_key = by_id if epoch is None else f"{by_id}/{epoch}"
+    return record
 
 
 def committed_offset(tp: TopicPartition, position: GroupPosition, topic_id: str) -> KafkaTopicPartition:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from outbox_plugin.core.memory_limit import Load
-from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.core.topic_partition import TopicPartition, topic_partition
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.inbox.retry import Failures, Fault
 
@@ -228,7 +228,7 @@ class KeyQueues:
 
     def add(self, record: Received) -> None:
         """Queue a record. A record of a partition that is not assigned is left to its owner."""
-        assignment = self._assignments.get(TopicPartition(record.topic, record.partition))
+        assignment = self._assignments.get(topic_partition(record.topic, record.partition))
         if assignment is None or not assignment.open:
             return
         if record.dead_letter is not None:

@@ -16,7 +16,7 @@ from outbox_plugin.adapters.offset_commits import in_commits
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.core.memory_limit import MemoryLimit
-from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.core.topic_partition import TopicPartition, topic_partition
 from outbox_plugin.errors import OutboxError, ServerRefused
 from outbox_plugin.inbox.assignments import Assignments
 from outbox_plugin.inbox.dispatcher import Dispatcher
@@ -179,7 +179,7 @@ class PollLoop:
             else:
                 self._note(error)
         received, left_out = self._received(records)
-        for tp in {TopicPartition(record.topic, record.partition) for record in received}:
+        for tp in {topic_partition(record.topic, record.partition) for record in received}:
             self._epochs.note_end(tp, fetched_watermarks(self._consumer, tp)[1])
         self._dispatch(received)
         for end in ends:
@@ -200,8 +200,8 @@ class PollLoop:
         places = [(each.topic(), each.partition(), each.offset()) for each in records]
         doubtful = self._rereader.doubtful(places)
         left_out = self._rereader.unconfirmed(doubtful, places)
-        kept = [each for each in records if each.topic() not in left_out]
-        received = [received_from(each, self._topic_ids.of(each.topic())) for each in kept]
+        kept = [each for each in records if each.topic() not in left_out] if left_out else records
+        received = [received_from(each, self._topic_ids.of) for each in kept]
         # A key made of the topic's id is right only if Kafka returns the same id after the record has arrived.
         if unnamed := {record.topic for record in received if record.named_by_place} - doubtful:
             places = [(record.topic, record.partition, record.offset) for record in received]
@@ -216,7 +216,7 @@ class PollLoop:
         reread: dict[TopicPartition, Callable[[], None]] = {}  # Their other records are passed over: they come again.
         forgotten_at = time.time() - self._remembered_seconds + QUEUED_SECONDS
         for record in received:
-            tp = TopicPartition(record.topic, record.partition)
+            tp = topic_partition(record.topic, record.partition)
             if tp in reread:
                 continue
             if self._epochs.goes_on(tp, record.offset, record.leader_epoch):

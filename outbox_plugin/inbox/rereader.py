@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.leader_epochs import GroupPosition, LeaderEpochs
-from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.core.topic_partition import TopicPartition, topic_partition
 from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.key_queues import KeyQueues
 from outbox_plugin.inbox.positions import ANSWER_SECONDS
@@ -69,10 +69,11 @@ class Rereader:
         Where an offset is below the expected one, the topic may be another one. A topic whose id Kafka did not return
         stays in doubt when its records are fetched again.
         """
-        doubtful: set[str] = set()
+        topics = {topic for topic, _, _ in places}
+        doubtful = {topic for topic in topics if topic in self._silent or not self._topic_ids.of(topic)}
         for topic, partition, offset in places:
-            tp = TopicPartition(topic, partition)
-            if offset < self._next.get(tp, 0) or topic in self._silent or not self._topic_ids.of(topic):
+            tp = topic_partition(topic, partition)
+            if offset < self._next.get(tp, 0):
                 doubtful.add(topic)
             self._next[tp] = offset + 1
         return doubtful
