@@ -91,7 +91,7 @@ class PartitionReader:
 
         Raises:
             NotReadToEnd: Kafka has not delivered all by the deadline, or was silent for too long.
-            TruncatedWhileRead: a partition was cut, and records that were delivered are gone.
+            TruncatedWhileRead: a partition was truncated, and records that were delivered are gone.
             KafkaException: an error that does not pass by itself.
         """
         heard_at = time.monotonic()

@@ -1,10 +1,11 @@
-"""Reads partitions once, each in its order, and leaves out no record if one of them is cut meanwhile.
+"""Reads partitions once, each in its order, and leaves out no record if one of them is truncated meanwhile.
 
-When librdkafka hears that a partition was cut, as by an unclean election of its leader, it goes on at the cut, and
-drops what it has fetched: also records from before the cut that nobody has polled. So where the epoch of the records
-rises, or a partition ends behind offsets that held no record, the record that was read last is read again, and compared
-(`core.leader_epochs`). If it is the same, those that follow it are read now. If not, what was read is not what Kafka
-has, so the reading fails. If retention has deleted it meanwhile, the partition is read on from its beginning.
+When librdkafka hears that a partition was truncated, as by an unclean election of its leader, it goes on at the new
+end, and drops what it has fetched: also records from before the truncation that nobody has polled. So where the epoch
+of the records rises, or a partition ends behind offsets that held no record, the record that was read last is read
+again, and compared (`core.leader_epochs`). If it is the same, those that follow it are read now. If not, what was read
+is not what Kafka has, so the reading fails. If retention has deleted it meanwhile, the partition is read on from its
+beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from outbox_plugin.errors import LogUnavailable
 
 
 class TruncatedWhileRead(LogUnavailable):
-    """A partition was cut while it was read: read it again."""
+    """A partition was truncated while it was read: read it again."""
 
 
 class TruncationAwareReader:
@@ -62,7 +63,7 @@ class TruncationAwareReader:
                 yield message
 
     def _is_next(self, message: Message, sought: set[TopicPartition]) -> bool:
-        """Whether a message comes next. A partition whose record or end may follow a cut is `sought` from then on."""
+        """Whether a message comes next. A partition that may have been truncated before it is `sought` from then on."""
         offset, error = message.offset() or 0, message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             return True
@@ -71,7 +72,7 @@ class TruncationAwareReader:
             return False
         if error is None and self._epochs.goes_on(tp, offset, message.leader_epoch()):
             return True
-        if self._may_follow_cut(tp, message):
+        if self._may_follow_truncation(tp, message):
             sought.add(tp)
             self._consumer.seek(KafkaTopicPartition(*tp, self._epochs.fetch_again(tp, offset)))
             return False
@@ -81,14 +82,14 @@ class TruncationAwareReader:
             self._consumer.seek(KafkaTopicPartition(*tp, self._begin_anew(tp)))
         return finding is Finding.NEW
 
-    def _may_follow_cut(self, tp: TopicPartition, message: Message) -> bool:
+    def _may_follow_truncation(self, tp: TopicPartition, message: Message) -> bool:
         """Whether a record, or the end of a partition, may stand behind others that were not read."""
         offset = message.offset() or 0
         if message.error() is not None:
             return self._epochs.may_have_dropped(tp, offset)
         if self._epochs.goes_back(tp, offset):
-            raise self._cut(tp)
-        return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), self._beginning)
+            raise self._truncated(tp)
+        return self._epochs.may_follow_truncation(tp, offset, message.leader_epoch(), self._beginning)
 
     def _beginning(self, tp: TopicPartition) -> int:
         return fetched_watermarks(self._consumer, tp)[0]
@@ -99,21 +100,21 @@ class TruncationAwareReader:
         if message.error() is not None:
             return Finding.GONE if self._epochs.has_lost(tp, offset) else Finding.NEW
         finding = self._epochs.add(tp, offset, message.leader_epoch())
-        if finding is Finding.CUT:
-            raise self._cut(tp)
+        if finding is Finding.TRUNCATED:
+            raise self._truncated(tp)
         return finding
 
     def _begin_anew(self, tp: TopicPartition) -> int:
         """Return where a partition begins, if retention has deleted the record that was read last: none was read of it.
 
-        Otherwise, the partition was cut.
+        Otherwise, the partition was truncated.
         """
         beginning = self._beginning(tp)
-        if self._epochs.is_cut(tp, beginning):
-            raise self._cut(tp)
+        if self._epochs.is_truncated(tp, beginning):
+            raise self._truncated(tp)
         self._epochs.start(tp, GroupPosition(beginning))
         return beginning
 
     @staticmethod
-    def _cut(tp: TopicPartition) -> TruncatedWhileRead:
-        return TruncatedWhileRead(f"Kafka: the partition {tp.partition} of {tp.topic} was cut while it was read")
+    def _truncated(tp: TopicPartition) -> TruncatedWhileRead:
+        return TruncatedWhileRead(f"Kafka: the partition {tp.partition} of {tp.topic} was truncated while it was read")

@@ -110,7 +110,7 @@ class Consumer:
         self._at_most_once = guarantee == "at-most-once"
         self._assigned: dict[TopicPartition, Claim] = {}
         self._fetched: FetchBuffer[Message] = FetchBuffer()
-        self._epochs = LeaderEpochs()  # Of what was fetched with each claim. They show whether a partition was cut.
+        self._epochs = LeaderEpochs()  # Of what was fetched with each claim. They show truncated partitions.
         self._paused: set[TopicPartition] = set()  # Those that hold too much to be fetched from.
         self._asked: dict[TopicPartition, tuple[Claim, int]] = {}  # What the log was asked to promise last.
         self._followed = float("-inf")
@@ -344,7 +344,7 @@ class Consumer:
                 self._epochs.note_end(tp, fetched_watermarks(self._reader, tp)[1])
             if error is None and self._goes_on(tp, claim, message):
                 self._buffer(tp, claim, message)
-            elif self._may_follow_cut(tp, claim, message):
+            elif self._may_follow_truncation(tp, claim, message):
                 self._reader.seek(KafkaTopicPartition(*tp, self._epochs.fetch_again(tp, message.offset() or 0)))
                 come_again.add(tp)
             elif error is None and not self._add_record(tp, claim, message):
@@ -356,31 +356,33 @@ class Consumer:
         offset = message.offset() or 0
         return offset >= claim.position and self._epochs.goes_on(tp, offset, message.leader_epoch())
 
-    def _may_follow_cut(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
+    def _may_follow_truncation(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
         """Whether a record, or the end of a partition, may stand behind others that were not fetched.
 
-        librdkafka goes on at a cut, and drops what it has fetched (`core.leader_epochs`).
+        librdkafka goes on at the new end, and drops what it has fetched (`core.leader_epochs`).
         """
         offset, (beginning, end) = message.offset() or 0, fetched_watermarks(self._reader, tp)
         if message.error() is not None:
-            return self._epochs.may_end_at_cut(tp, offset, end)
+            return self._epochs.may_end_at_truncation(tp, offset, end)
         if self._epochs.goes_back(tp, offset):
-            LOGGER.warning("%s [%d] was cut: a part of it is fetched again", *tp)
-            self._epochs.note_cut(tp, self._reached(tp, claim))
+            LOGGER.warning("%s [%d] was truncated: a part of it is fetched again", *tp)
+            self._epochs.note_truncation(tp, self._reached(tp, claim))
             return False
-        return self._epochs.may_follow_cut(tp, offset, message.leader_epoch(), lambda _: beginning)
+        return self._epochs.may_follow_truncation(tp, offset, message.leader_epoch(), lambda _: beginning)
 
     def _add_record(self, tp: TopicPartition, claim: Claim, message: Message) -> bool:
-        """Add a record, unless it was fetched before, or stands below our position because the partition was cut.
+        """Add a record, unless it was fetched before, or stands below our position because the partition was truncated.
 
-        Returns False if nobody knows where the partition was cut: then it is to be read from its beginning.
+        Returns False if nobody knows where the partition was truncated: then it is to be read from its beginning.
         """
         offset = message.offset() or 0
         finding = self._epochs.add(tp, offset, message.leader_epoch(), key_may_be_forgotten=True)
-        if finding is Finding.CUT or (
-            finding is Finding.GONE and self._epochs.is_cut(tp, fetched_watermarks(self._reader, tp)[0])
+        if finding is Finding.TRUNCATED or (
+            finding is Finding.GONE and self._epochs.is_truncated(tp, fetched_watermarks(self._reader, tp)[0])
         ):
-            LOGGER.warning("%s [%d] was cut: it is fetched from its beginning, and what was written since is new", *tp)
+            LOGGER.warning(
+                "%s [%d] was truncated: it is fetched from its beginning, what was written since is new", *tp
+            )
             self._epochs.restart(tp, self._reached(tp, claim))
             return False
         if finding is Finding.HANDLED:
@@ -394,7 +396,7 @@ class Consumer:
     def _buffer(self, tp: TopicPartition, claim: Claim, message: Message) -> None:
         """Add a record to the queue of its claim. Those that stand there from the same offset on are not in Kafka."""
         offset = message.offset() or 0
-        self._fetched.cut(tp, offset)
+        self._fetched.truncate(tp, offset)
         size = record_size(message.key(), message.value(), cast(Any, readable_headers(message)) or ())
         self._fetched.add(tp, claim, offset, message, size)
 
@@ -402,8 +404,8 @@ class Consumer:
         """Whether a record that stands below our position takes the place of another one.
 
         Where we know the epochs of the records that were consumed, it does. Otherwise nobody knows: the partition may
-        have been cut while nobody read it. At least once, the record is consumed then, maybe again. Where Kafka tells
-        no epochs, it counts as an old one.
+        have been truncated while nobody read it. At least once, the record is consumed then, maybe again. Where Kafka
+        tells no epochs, it counts as an old one.
         """
         return message.leader_epoch() is not None and (
             not self._at_most_once or bool(self._epochs.started_at(tp).handled)

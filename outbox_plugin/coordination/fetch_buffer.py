@@ -77,7 +77,7 @@ class FetchBuffer(Generic[Record]):
             self._count -= len(queue.records)
             self._size -= queue.size
 
-    def cut(self, tp: TopicPartition, offset: int) -> None:
+    def truncate(self, tp: TopicPartition, offset: int) -> None:
         """Drop the partition's records from an offset on: Kafka has others there."""
         queue = self._queues.get(tp)
         while queue is not None and queue.records and queue.records[-1][0] >= offset:

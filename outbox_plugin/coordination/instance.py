@@ -175,7 +175,7 @@ class Instance:
             return self._member.done(tp, offset)
 
     def go_back(self, tp: TopicPartition, claim: Claim, offset: int) -> None:
-        """Set the group back in a partition whose log was cut: other records stand where it was consumed.
+        """Set the group back in a partition whose log was truncated: other records stand where it was consumed.
 
         Args:
             tp: the partition.

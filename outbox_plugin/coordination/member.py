@@ -167,11 +167,11 @@ class Member:
         return held is not None
 
     def go_back(self, tp: TopicPartition, claim: Claim, offset: int, now: float) -> None:
-        """Let the group go on at an offset, or before, because the partition's log was cut below our position.
+        """Let the group go on at an offset, or before, because the partition's log was truncated below our position.
 
         A heartbeat cannot say that: it never moves a position back. At least once, we release the partition at the
-        offset and claim it again, and repeat that until the log has it: nobody else knows of the cut. At most once, we
-        release it and say so once: what is said again may come late, and set back another instance.
+        offset and claim it again, and repeat that until the log has it: nobody else knows of the truncation. At most
+        once, we release it and say so once: what is said again may come late, and set back another instance.
 
         Args:
             tp: the partition.
@@ -185,7 +185,7 @@ class Member:
         offset = min(offset, claim.offset)
         if self._at_most_once:
             self._say_released(tp, offset, now)
-            self._lose(tp, "its log was cut")
+            self._lose(tp, "its log was truncated")
         else:
             held.claim, held.repaired = Claim(offset), NEVER
             self._trend.forget()

@@ -1,4 +1,4 @@
-"""Finds out whether a partition was cut before the position at which a group goes on.
+"""Finds out whether a partition was truncated before the position at which a group goes on.
 
 After an unclean election of a leader, or a loss of power before a flush, other records stand at offsets that the group
 has handled. They have a greater leader epoch (KIP-101). librdkafka asks the broker where an epoch ended (KIP-320) only
@@ -6,26 +6,28 @@ when the leader changes while it fetches, and not for a position that is assigne
 last handled record with the offset, fetches that record again when it starts, and compares the epochs: two logs that
 have the same epoch at one offset are the same up to there.
 
-Nor can it rely on librdkafka (2.16) for a partition that is cut under it. That goes back to the cut, and drops what it
-has fetched: also records from before the cut that nobody has polled yet. It does not look for a cut at all if it hears
-of the new epoch while there is no leader. So where the epoch of the records rises, an inbox fetches the last record
-before that again, too, and compares. It does so, too, where the partition ends before its former end, behind records
-that were not read: nothing else shows them if nobody writes to the partition after the cut.
+Nor can it rely on librdkafka (2.16) for a partition that is truncated under it. That goes back to the new end, and
+drops what it has fetched: also records from before the truncation that nobody has polled yet. It does not look for a
+truncation at all if it hears of the new epoch while there is no leader. So where the epoch of the records rises, an
+inbox fetches the last record before that again, too, and compares. It does so, too, where the partition ends before its
+former end, behind records that were not read: nothing else shows them if nobody writes to the partition after the
+truncation.
 
-A partition that was cut is read from its beginning again, because nobody knows where the cut is. The inbox knows the
-events that it has handled by their keys, but has forgotten the keys of old ones. The leader that was elected after the
-cut has a greater epoch than the position. So an old record below the position counts as handled if its epoch is not
-greater.
+A partition that was truncated is read from its beginning again, because nobody knows where it was truncated. The inbox
+knows the events that it has handled by their keys, but has forgotten the keys of old ones. The leader that was elected
+after the truncation has a greater epoch than the position. So an old record below the position counts as handled if its
+epoch is not greater.
 
 Each position that the group has reached stays true in this way, so all are kept that say more than the others:
 `GroupPosition.handled`. They are written to Postgres before the first position that lies further back.
 
-Where the last handled record is gone, a record after it that has a smaller epoch shows the cut. One that has a greater
-epoch may also show it: no record can be fetched from an offset at which a transaction marker stands. Then the partition
-counts as cut, unless retention has deleted the last handled record. A compacted partition may be read again needlessly.
+Where the last handled record is gone, a record after it that has a smaller epoch shows the truncation. One that has a
+greater epoch may also show it: no record can be fetched from an offset at which a transaction marker stands. Then the
+partition counts as truncated, unless retention has deleted the last handled record. A compacted partition may be read
+again needlessly.
 
 Consumers without rebalances (`coordination.consumer`) and readers of a topic (`adapters.truncation_aware_reader`) look
-for a cut under them in the same way.
+for a truncation under them in the same way.
 
 Decides only; knows no thread and no server.
 """
@@ -96,7 +98,7 @@ class Finding(Enum):
 
     NEW = "the record follows the position"
     HANDLED = "the group has handled the record"
-    CUT = "the partition was cut before the position"
+    TRUNCATED = "the partition was truncated before the position"
     GONE = "the last record that was handled is gone; the record follows it, and has a greater epoch"
 
 
@@ -112,9 +114,9 @@ def compare(position: GroupPosition, offset: int, leader_epoch: int | None) -> F
     if leader_epoch is None or position.leader_epoch is None:
         return Finding.HANDLED if offset == last_handled else Finding.NEW
     if offset == last_handled:
-        return Finding.HANDLED if leader_epoch == position.leader_epoch else Finding.CUT
+        return Finding.HANDLED if leader_epoch == position.leader_epoch else Finding.TRUNCATED
     if offset < last_handled or leader_epoch < position.leader_epoch:
-        return Finding.CUT
+        return Finding.TRUNCATED
     return Finding.GONE if leader_epoch > position.leader_epoch else Finding.NEW
 
 
@@ -127,7 +129,7 @@ class LeaderEpochs:
         self._compared: dict[TopicPartition, GroupPosition] = {}
         self._to_compare: set[TopicPartition] = set()  # Those whose first record is still to come.
         self._next: dict[TopicPartition, int] = {}  # The offset after the last record that was fetched.
-        # Where a cut was suspected last: the first offset that was not fetched, and the next record's epoch.
+        # Where a truncation was suspected last: the first offset that was not fetched, and the next record's epoch.
         self._suspected: dict[TopicPartition, tuple[int, int]] = {}
         self._ends: dict[TopicPartition, int] = {}  # The greatest end of which Kafka has told.
         # Where records before an end were looked for last: the first offset that was not fetched, and the end.
@@ -157,7 +159,7 @@ class LeaderEpochs:
         return self._compare_with(tp, position)
 
     def restart(self, tp: TopicPartition, position: GroupPosition) -> None:
-        """Do the same as `start`, for a partition that was cut and is read from its beginning.
+        """Do the same as `start`, for a partition that was truncated and is read from its beginning.
 
         Args:
             tp: the partition.
@@ -170,7 +172,7 @@ class LeaderEpochs:
         """Expect records again that were fetched and not added, and return the offset to fetch from.
 
         It is the last record's before them, which is compared with what was read of it. Where no such record is known,
-        it is the first offset that was not read: after a cut, other records may stand between it and these.
+        it is the first offset that was not read: after a truncation, other records may stand between it and these.
 
         Args:
             tp: the partition.
@@ -217,13 +219,13 @@ class LeaderEpochs:
         return True
 
     def goes_back(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether a record comes after another one whose offset is not smaller: the partition was cut."""
+        """Return whether a record comes after another one whose offset is not smaller: the partition was truncated."""
         return tp not in self._to_compare and offset < self._next.get(tp, 0)
 
-    def may_follow_cut(
+    def may_follow_truncation(
         self, tp: TopicPartition, offset: int, leader_epoch: int | None, beginning: Callable[[TopicPartition], int]
     ) -> bool:
-        """Return whether a record must be fetched again, with the one before it, because it may follow a cut.
+        """Return whether a record must be fetched again, with the one before it, because it may follow a truncation.
 
         It has a greater epoch than the record that was fetched before it, or it is the first one, and does not stand
         where it was to be expected. When it comes again, it is let through.
@@ -251,8 +253,8 @@ class LeaderEpochs:
         """Note the end of a partition, with all records that are not committed, as Kafka told it last."""
         self._ends[tp] = max(end, self._ends.get(tp, end))
 
-    def may_end_at_cut(self, tp: TopicPartition, offset: int, end: int) -> bool:
-        """Return whether a partition that was read to its end may have been cut there, behind records that were not.
+    def may_end_at_truncation(self, tp: TopicPartition, offset: int, end: int) -> bool:
+        """Return whether a partition that was read to its end may be truncated there, behind records that were not.
 
         That is so once for each time that the end falls. It also falls where a new leader does not know yet which
         records all replicas have.
@@ -269,8 +271,9 @@ class LeaderEpochs:
     def may_have_dropped(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether a partition that was read to its end may have records before that that were not read.
 
-        That is so once for each offset at which it ends, also where transaction markers stand there. So it shows also
-        a cut after which the end lies where it was, or further on; `may_end_at_cut` does not, and costs less.
+        That is so once for each offset at which it ends, also where transaction markers stand there. So it shows also a
+        truncation after which the end lies where it was, or further on; `may_end_at_truncation` does not, and costs
+        less.
 
         Args:
             tp: the partition.
@@ -295,15 +298,15 @@ class LeaderEpochs:
             return self._compared[tp].next_offset
         return self._next.get(tp, self.started_at(tp).next_offset)
 
-    def note_cut(self, tp: TopicPartition, position: GroupPosition) -> None:
-        """Note that a partition was cut under us, and which position the group had reached."""
+    def note_truncation(self, tp: TopicPartition, position: GroupPosition) -> None:
+        """Note that a partition was truncated under us, and which position the group had reached."""
         started = self.started_at(tp)
         self._started[tp] = GroupPosition(started.next_offset).and_handled(started).and_handled(position)
 
     def add(
         self, tp: TopicPartition, offset: int, leader_epoch: int | None, *, key_may_be_forgotten: bool = False
     ) -> Finding:
-        """Remember the epoch of a record that was fetched, unless it shows a cut, and return what it shows.
+        """Remember the epoch of a record that was fetched, unless it shows a truncation, and return what it shows.
 
         Args:
             tp: the record's partition.
@@ -315,7 +318,7 @@ class LeaderEpochs:
         if tp in self._to_compare:
             self._to_compare.discard(tp)
             finding = compare(self._compared[tp], offset, leader_epoch)
-        if finding is Finding.CUT:
+        if finding is Finding.TRUNCATED:
             return finding
         if key_may_be_forgotten and started.has_handled(offset, leader_epoch):
             finding = Finding.HANDLED
@@ -327,8 +330,8 @@ class LeaderEpochs:
             epochs.append((offset, leader_epoch))
         return finding
 
-    def is_cut(self, tp: TopicPartition, beginning: int) -> bool:
-        """Return whether a partition was cut whose last handled record is GONE.
+    def is_truncated(self, tp: TopicPartition, beginning: int) -> bool:
+        """Return whether a partition was truncated whose last handled record is GONE.
 
         Args:
             tp: the partition.
@@ -343,7 +346,7 @@ class LeaderEpochs:
         return earlier[-1] if earlier else None
 
     def follows_a_record(self, tp: TopicPartition, next_offset: int) -> bool:
-        """Return whether the record before an offset was read: if not, nobody could notice a cut there later."""
+        """Return whether the record before an offset was read: if not, nobody could notice a truncation there later."""
         epochs = self._first_offsets.get(tp)
         return not epochs or next_offset > epochs[0][0]
 

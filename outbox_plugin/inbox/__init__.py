@@ -36,7 +36,7 @@ there: the second waits for the first one's transaction, and leaves out what tha
     pauses              pauses partitions that hold too much of the memory, or wait for their positions
     positions           where a group goes on when Kafka has forgotten its offsets
     reached_positions   the positions that housekeeping is to write
-    rereader            reads partitions again that were cut, or whose topics were recreated
+    rereader            reads partitions again that were truncated, or whose topics were recreated
     unread_deletions    notices offsets that Kafka has deleted before they were read
     housekeeping        writes positions, fetches dead letters that are tried again, and cleans
     dead_letters        events that groups gave up on; `command` is `outbox inbox`

@@ -23,7 +23,7 @@ def received_from(message: Message, topic_id: Callable[[str], str]) -> Received:
     Args:
         message: the record; it must not stand for an error.
         topic_id: returns the id of a topic. With partition, offset and leader epoch it names a record that no header
-            names: after a cut, the record at that offset has another epoch.
+            names: after a truncation, the record at that offset has another epoch.
     """
     polled: Any = message  # The stubs call these optional; a record has them.
     topic, partition, offset, epoch = polled.topic(), polled.partition(), polled.offset(), polled.leader_epoch()
@@ -55,7 +55,7 @@ def committed_offset(tp: TopicPartition, position: GroupPosition, topic_id: str)
     """Convert a position to a committed offset.
 
     It has the topic's id as metadata and the leader epoch, because the offset means nothing in a topic that was
-    recreated, or in a partition that was cut.
+    recreated, or in a partition that was truncated.
 
     Args:
         tp: the partition.

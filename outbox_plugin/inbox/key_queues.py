@@ -45,8 +45,8 @@ class _Assignment:
     queues: dict[bytes, KeyQueue] = field(default_factory=dict)
     ready: deque[KeyQueue] = field(default_factory=deque)  # Those whose first record may be handled now.
     # The records that are not done, in the order in which they came: id(record) -> the partition's position while that
-    # record is the first of them. The positions never decrease. Keyed by identity, because after a cut two records can
-    # have the same offset.
+    # record is the first of them. The positions never decrease. Keyed by identity, because after a truncation two
+    # records can have the same offset.
     resume_offsets: dict[int, int] = field(default_factory=dict)
     # The offset after the last added record, or the start. None: the group has not been here, or begins again.
     end: int | None = None
@@ -75,9 +75,9 @@ class _Assignment:
     def _reach(self, offset: int) -> int:
         """Note that a record has come, and return the position before it.
 
-        An offset below `end` means that an unclean election of a leader has cut the partition there. Other records
-        stand at the offsets from there on, so no earlier record may keep the position above it. The same holds for
-        records from before a restart.
+        An offset below `end` means that an unclean election of a leader has truncated the partition there. Other
+        records stand at the offsets from there on, so no earlier record may keep the position above it. The same holds
+        for records from before a restart.
         """
         start = self.end
         if start is None:
@@ -215,7 +215,7 @@ class KeyQueues:
             self._assignments[tp] = _Assignment(tp, topic_id, end=start)
 
     def restart(self, tp: TopicPartition, topic_id: str | None) -> None:
-        """Expect a partition's records from its beginning on: it was cut, or its topic was recreated.
+        """Expect a partition's records from its beginning on: it was truncated, or its topic was recreated.
 
         The records that wait or are being handled stay in their queues, before those that come, so that no record
         overtakes an earlier one of its key. Those that come again are known by their idempotency keys.

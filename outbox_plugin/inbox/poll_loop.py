@@ -189,8 +189,8 @@ class PollLoop:
     def _reached_end(self, tp: TopicPartition, offset: int) -> None:
         """Take note that a partition was read to its end."""
         self._unread.reached(tp, offset, offset)
-        if self._epochs.may_end_at_cut(tp, offset, fetched_watermarks(self._consumer, tp)[1]):
-            self._rereader.look_for_cut(tp, offset)
+        if self._epochs.may_end_at_truncation(tp, offset, fetched_watermarks(self._consumer, tp)[1]):
+            self._rereader.look_for_truncation(tp, offset)
 
     def _low_watermark(self, tp: TopicPartition) -> int:
         return fetched_watermarks(self._consumer, tp)[0]
@@ -210,7 +210,7 @@ class PollLoop:
         return received, left_out
 
     def _dispatch(self, received: Sequence[Received]) -> None:
-        """Queue the records to handle. A partition that was cut before its position is read from its beginning."""
+        """Queue the records to handle. A partition truncated before its position is read from its beginning."""
         kept: list[Received] = []
         handled: set[int] = set()
         reread: dict[TopicPartition, Callable[[], None]] = {}  # Their other records are passed over: they come again.
@@ -226,15 +226,15 @@ class PollLoop:
             if self._epochs.goes_back(tp, record.offset):
                 self._dispatcher.add(kept, handled)  # The position that was reached counts the records before this one.
                 kept, handled = [], set()
-                if not self._rereader.note_cut(tp):
+                if not self._rereader.note_truncation(tp):
                     reread[tp] = partial(self._rereader.read_again, tp, record.offset)
                     continue
-            elif self._epochs.may_follow_cut(tp, record.offset, record.leader_epoch, self._low_watermark):
-                reread[tp] = partial(self._rereader.look_for_cut, tp, record.offset)
+            elif self._epochs.may_follow_truncation(tp, record.offset, record.leader_epoch, self._low_watermark):
+                reread[tp] = partial(self._rereader.look_for_truncation, tp, record.offset)
                 continue
             old = record.timestamp / 1000 < forgotten_at
             finding = self._epochs.add(tp, record.offset, record.leader_epoch, key_may_be_forgotten=old)
-            if finding is Finding.CUT or (finding is Finding.GONE and self._rereader.is_cut(tp)):
+            if finding is Finding.TRUNCATED or (finding is Finding.GONE and self._rereader.is_truncated(tp)):
                 reread[tp] = partial(self._rereader.read_from_beginning, tp)
                 continue
             self._unread.reached(tp, record.offset, record.offset + 1)

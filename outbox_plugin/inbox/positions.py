@@ -8,8 +8,8 @@ Both may lag: events that were handled after they were written are known by thei
 in which it was reached, by the topic's id, because a topic that was recreated has other records at the same offsets.
 
 Beside the offset, a row has the positions with leader epochs that the group has reached (`leader_epochs`): the present
-one, and those from before a cut while the partition is read again. They are kept by the topic's id, because an inbox of
-an earlier version moves the offset and leaves them as they are.
+one, and those from before a truncation while the partition is read again. They are kept by the topic's id, because an
+inbox of an earlier version moves the offset and leaves them as they are.
 
     the committed offset                        what counts
     has the topic's id as metadata              the committed offset
@@ -17,9 +17,9 @@ an earlier version moves the offset and leaves them as they are.
     has the id of another topic, or is gone     our position
 
 An inbox commits the topic's id as the metadata, and with it the leader epoch of the record before the offset, which
-shows whether the partition was cut. Our position would hide a cut if it counted whenever it is greater: Kafka may be
-away while handlers go on. It then tells which old records were handled. An offset without our metadata is an operator's
-or another consumer's. It can skip records, in every topic of that name.
+shows whether the partition was truncated. Our position would hide a truncation if it counted whenever it is greater:
+Kafka may be away while handlers go on. It then tells which old records were handled. An offset without our metadata is
+an operator's or another consumer's. It can skip records, in every topic of that name.
 """
 
 from __future__ import annotations
@@ -240,5 +240,6 @@ def start_position(
         return committed.and_handled(ours)
     if ours is not None and ours.next_offset >= committed.next_offset:
         return ours
-    # Another consumer may commit an offset behind a transaction marker, which an epoch would let seem to be a cut.
+    # Another consumer may commit an offset behind a transaction marker, which an epoch would let seem to be a
+    # truncation.
     return GroupPosition(committed.next_offset).and_handled(ours)

@@ -1,4 +1,4 @@
-"""Reads partitions again that were cut, or whose topics were deleted and recreated."""
+"""Reads partitions again that were truncated, or whose topics were deleted and recreated."""
 
 from __future__ import annotations
 
@@ -111,45 +111,45 @@ class Rereader:
             self._epochs.start(tp, None)
             self._seek_to_beginning(tp)
 
-    def note_cut(self, tp: TopicPartition) -> bool:
-        """Note that librdkafka reads a partition again that was cut. False if the position could not be written."""
+    def note_truncation(self, tp: TopicPartition) -> bool:
+        """Note that librdkafka reads a truncated partition again. False if the position could not be written."""
         position = self._position(tp)
         if not self._reached.keep(tp, position):
             return False
-        logger.warning("%s [%d] was cut: a part of it is read again", *tp)
-        self._epochs.note_cut(tp, position)
+        logger.warning("%s [%d] was truncated: a part of it is read again", *tp)
+        self._epochs.note_truncation(tp, position)
         return True
 
     def read_from_beginning(self, tp: TopicPartition) -> None:
-        """Read a partition again that was cut before its position.
+        """Read a partition again that was truncated before its position.
 
-        If its position could not be written, ask for the same record again; so the cut is noticed again.
+        If its position could not be written, ask for the same record again; so the truncation is noticed again.
         """
         position = self._position(tp)
         if not self._reached.keep(tp, position):
             self.read_again(tp, self._epochs.compare_again(tp))
             return
-        logger.warning("%s [%d] was cut before the group's position: it is read from its beginning", *tp)
+        logger.warning("%s [%d] was truncated before the group's position: it is read from its beginning", *tp)
         self._epochs.restart(tp, position)
         self._seek_to_beginning(tp)
 
     def read_again(self, tp: TopicPartition, offset: int) -> None:
-        """Ask for a record again, after a moment, which showed a cut that could not be noted."""
+        """Ask for a record again, after a moment, which showed a truncation that could not be noted."""
         self._seek(tp, offset)
         self._stop.wait(UNKNOWN_ID_SECONDS)
 
-    def look_for_cut(self, tp: TopicPartition, offset: int) -> None:
-        """Ask again for a record that may follow a cut, and for the one before it, which is compared."""
+    def look_for_truncation(self, tp: TopicPartition, offset: int) -> None:
+        """Ask again for a record that may follow a truncation, and for the one before it, which is compared."""
         logger.info("%s [%d]: the record before the offset %d is fetched again, and compared", *tp, offset)
         self._seek_back(tp, offset)
 
-    def is_cut(self, tp: TopicPartition) -> bool:
-        """Whether a partition was cut whose last handled record is gone. If Kafka does not answer, it counts as cut."""
+    def is_truncated(self, tp: TopicPartition) -> bool:
+        """Whether a partition whose last handled record is gone was truncated; also if Kafka does not answer."""
         try:
             beginning, _ = self._consumer.get_watermark_offsets(KafkaTopicPartition(*tp), ANSWER_SECONDS)
         except KafkaException:
             return True
-        return self._epochs.is_cut(tp, beginning)
+        return self._epochs.is_truncated(tp, beginning)
 
     def _position(self, tp: TopicPartition) -> GroupPosition:
         """Return up to where the group has handled a partition."""
@@ -165,8 +165,9 @@ class Rereader:
     def _seek_back(self, tp: TopicPartition, offset: int) -> None:
         """Have records fetched again from an offset on.
 
-        librdkafka forgets with a seek which epoch it has read, and notices no cut before that offset. So the record
-        before it is fetched again, too, and compared. Where the offset itself shows a cut, it shows it again.
+        librdkafka forgets with a seek which epoch it has read, and notices no truncation before that offset. So the
+        record before it is fetched again, too, and compared. Where the offset itself shows a truncation, it shows it
+        again.
         """
         if not self._epochs.goes_back(tp, offset):
             offset = self._epochs.fetch_again(tp, offset)

@@ -377,7 +377,7 @@ class Simulation:
                 self._note(process, action)
 
     def _note(self, process: Process, event: ClaimEvent) -> None:
-        if isinstance(event, ClaimLost) and event.why != "its log was cut":
+        if isinstance(event, ClaimLost) and event.why != "its log was truncated":
             self._forget_cuts(process, event.topic_partition.partition)
         self.say(f"{process.client}: {event}")
 
@@ -475,7 +475,7 @@ class Simulation:
             at = process.fetch_at[tp] = 0
         if at < process.fetch_at[tp]:
             process.fetch_at[tp] = at
-            process.fetched.cut(tp, at)
+            process.fetched.truncate(tp, at)
         if at >= claim.position or at >= end or (self.plan.at_most_once and not ends):
             return False
         assert process.member is not None

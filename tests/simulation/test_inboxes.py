@@ -95,7 +95,7 @@ def stay_where_all_was_handled(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_gap_for_no_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaderEpochs, "is_cut", lambda *_: False)
+    patch.setattr(LeaderEpochs, "is_truncated", lambda *_: False)
 
 
 def handle_a_key_beside_its_handler_of_an_earlier_assignment(patch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def remember_the_epoch_of_a_record_that_shows_a_cut(patch: pytest.MonkeyPatch) -
     add = LeaderEpochs.add
 
     def add_twice(epochs: LeaderEpochs, *record: Any, **options: Any) -> Finding:
-        if (finding := add(epochs, *record, **options)) is Finding.CUT:
+        if (finding := add(epochs, *record, **options)) is Finding.TRUNCATED:
             add(epochs, *record, **options)
         return finding
 
@@ -226,11 +226,11 @@ def pass_over_a_record_that_is_spent(patch: pytest.MonkeyPatch) -> None:
 
 
 def trust_librdkafka_with_an_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaderEpochs, "may_end_at_cut", lambda *_: False)
+    patch.setattr(LeaderEpochs, "may_end_at_truncation", lambda *_: False)
 
 
 def trust_librdkafka_with_a_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LeaderEpochs, "may_follow_cut", lambda *_: False)
+    patch.setattr(LeaderEpochs, "may_follow_truncation", lambda *_: False)
 
 
 PLANTS: list[tuple[Plant, str]] = [

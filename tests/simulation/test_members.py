@@ -149,7 +149,7 @@ def forget_what_the_log_has_granted_before_it_is_kept(patch: pytest.MonkeyPatch)
 def say_only_once_that_a_partition_was_cut(patch: pytest.MonkeyPatch) -> None:
     def once(member: Member, tp: TopicPartition, claim: Claim, offset: int, now: float) -> None:
         member._say_released(tp, min(offset, claim.offset), now)
-        member._lose(tp, "its log was cut")
+        member._lose(tp, "its log was truncated")
 
     patch.setattr(Member, "go_back", once)
 

@@ -16,12 +16,12 @@ PARTITION = TopicPartition("t", 0)
     ("offset", "leader_epoch", "finding"),
     [
         (9, 3, Finding.HANDLED),
-        (9, 4, Finding.CUT),
+        (9, 4, Finding.TRUNCATED),
         (9, None, Finding.HANDLED),  # Kafka does not return the epoch.
         (10, 3, Finding.NEW),  # The record before the position was compacted away.
         (12, 4, Finding.GONE),  # It was cut, or a transaction marker stands there, or retention has deleted it.
-        (12, 2, Finding.CUT),  # Epochs never decrease within a log.
-        (0, 1, Finding.CUT),  # The partition ended before the position, so librdkafka went to its beginning.
+        (12, 2, Finding.TRUNCATED),  # Epochs never decrease within a log.
+        (0, 1, Finding.TRUNCATED),  # The partition ended before the position, so librdkafka went to its beginning.
     ],
 )
 def test_the_first_record_shows_whether_the_partition_was_cut(
@@ -52,7 +52,7 @@ def test_a_record_whose_key_is_remembered_is_left_to_its_key() -> None:
     """Where the new leader has records of its own, of an epoch that is not above the position's."""
     epochs = LeaderEpochs()
     epochs.start(PARTITION, GroupPosition(10, 3))
-    assert epochs.add(PARTITION, 9, 4) is Finding.CUT
+    assert epochs.add(PARTITION, 9, 4) is Finding.TRUNCATED
     epochs.restart(PARTITION, epochs.position(PARTITION, 10))
     assert epochs.add(PARTITION, 0, 1, key_may_be_forgotten=True) is Finding.HANDLED
     assert epochs.add(PARTITION, 1, 1) is Finding.NEW
@@ -67,7 +67,7 @@ def test_a_partition_whose_last_handled_record_is_gone_was_cut_unless_it_begins_
     epochs = LeaderEpochs()
     epochs.start(PARTITION, GroupPosition(10, 3))
     assert epochs.add(PARTITION, 12, 4) is Finding.GONE
-    assert epochs.is_cut(PARTITION, beginning) is cut
+    assert epochs.is_truncated(PARTITION, beginning) is cut
 
 
 @pytest.mark.parametrize("position", [None, GroupPosition(0, 3), GroupPosition(10)])
@@ -109,7 +109,7 @@ def test_no_record_of_a_log_that_was_cut_is_passed_over(data: st.DataObject) -> 
         elif fetch < len(log):
             name, at = log[fetch]
             finding = epochs.add(PARTITION, fetch, at, key_may_be_forgotten=data.draw(st.booleans()))
-            if finding is Finding.CUT:
+            if finding is Finding.TRUNCATED:
                 epochs.restart(PARTITION, committed)
                 fetch = 0
                 continue

@@ -100,7 +100,7 @@ def test_records_that_were_read_and_are_gone_are_noticed_where_others_follow(mos
     reading = reading_of(client)
     read(reading, 3)
     client.log[:] = [0, 1, 1, 1, 1]  # The client has heard of no cut.
-    with pytest.raises(TruncatedWhileRead, match="the partition 0 of t was cut"):
+    with pytest.raises(TruncatedWhileRead, match="the partition 0 of t was truncated"):
         read(reading, most, 10)
 
 

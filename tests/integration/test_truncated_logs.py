@@ -1,6 +1,6 @@
 """A partition is cut while it is read: what the client has fetched from before the cut, and drops, is read again.
 
-The inbox has tests of its own: test_inbox_cut_logs.
+The inbox has tests of its own: test_inbox_truncated_logs.
 """
 
 from __future__ import annotations
