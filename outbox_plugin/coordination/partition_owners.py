@@ -28,7 +28,8 @@ be claimed once its holder would have been stale, because the holder may not hav
 
 An instance that reads only the last part of the log does not know who held what when that part began, so it cannot tell
 whether a claim counted. But a holder sends heartbeats from its claim on; all others send one at most, when they come
-back late. So the sender of a heartbeat is taken for the holder, and for certain after its second one. A claim counts
+back late. So the sender of a heartbeat is taken for the holder, and for certain after its second one; but not if the
+topic was recreated in the part that we have read, and the sender has not claimed the partition since. A claim counts
 after a silence in which every holder would have become stale, and after a pause, which released all. From then on the
 rules above hold.
 """
@@ -89,6 +90,11 @@ class _ClaimState:
     barred: float = -FOREVER  # Until then nobody may claim it: its holder may not have read that it was freed.
     kept: tuple[float, int, str] | None = None  # What is remembered: when the log said so, the offset, the topic's id.
     doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
+    claimants: set[Holder] | None = None  # In doubt: who has claimed it since its topic was recreated, if it was.
+
+    def may_have_claimed(self, holder: Holder) -> bool:
+        """Return whether an instance may hold the partition. Since its topic was recreated, we have read all claims."""
+        return self.claimants is None or holder in self.claimants
 
     def recall(self) -> None:
         """Take over what is remembered, unless it is of another topic.
@@ -349,6 +355,8 @@ class World:
         lives = claim.holder if age <= self._stale_after else None
         theirs = lives is not None and lives.client_id == holder.client_id
         claims = isinstance(message, ClaimingPartition) and not theirs
+        if claim.claimants is not None and isinstance(message, ClaimingPartition):
+            claim.claimants.add(holder)
         if group.paused_at >= self._since or at > claim.doubt:
             claim.doubt = -FOREVER
         elif claims:  # The longest doubt ends it, however many claims there are.
@@ -356,11 +364,13 @@ class World:
             claim.doubt = max(claim.doubt, min(longest, at + self._stale_after))
         elif isinstance(message, Heartbeat) and lives == holder and age > 0:
             claim.doubt = -FOREVER
-        elif isinstance(message, Heartbeat) and not theirs and age >= 0:
+        elif isinstance(message, Heartbeat) and not theirs and age >= 0 and claim.may_have_claimed(holder):
             claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
             # A heartbeat that was sent before the coordination topic was recreated is older than what is remembered.
             claim.offset = message.offset if claim.offset is None else max(claim.offset, message.offset)
             claim.doubt = max(claim.doubt, at + self._stale_after)
+        if claim.doubt == -FOREVER:
+            claim.claimants = None
 
     def _claim(self, group: _Group, claim: _ClaimState, holder: Holder, member: _MemberState, at: float) -> bool:
         held = self._holds(group, claim, at)
@@ -415,6 +425,7 @@ class World:
         if claim.topic_id != topic_id:
             claim.offset = message.offset
         claim.holder, claim.former, claim.topic_id, claim.is_topic_of_log = None, (), topic_id, True
+        claim.claimants = set() if claim.doubt > -FOREVER else None
         return True
 
     @staticmethod

@@ -154,6 +154,10 @@ def say_only_once_that_a_partition_was_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "go_back", once)
 
 
+def take_a_late_heartbeat_for_that_of_a_holder(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_ClaimState, "may_have_claimed", lambda *_: True)
+
+
 def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
     return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
 
@@ -162,6 +166,7 @@ ONCE_OR_MORE = Plan(at_most_once=False, processes=3, partitions=4, records=150, 
 AT_MOST_ONCE = replace(ONCE_OR_MORE, at_most_once=True)
 HELD = replace(ONCE_OR_MORE, processes=1, faults=stop_each(5.0, "hold", 1))
 ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
+BOTH_ANEW: Faults = ((8.2, "anew", 0, 5.0), (26.19, "log anew", 0, 1.0), (26.73, "anew", 0, 5.0))
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
 COPIED: Faults = ((1.0, "double", 0, 50.0), *stop_each(5.5))
 IMITATED: Faults = (*((2.0, "imitate", n, 50.0) for n in range(3)), *stop_each(9.0, "kill"))
@@ -188,6 +193,7 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
         replace(ONCE_OR_MORE, faults=((15.0, "log anew", 0, 1.0),)),
         "hold TopicPartition",
     ),
+    (take_a_late_heartbeat_for_that_of_a_holder, replace(ONCE_OR_MORE, faults=BOTH_ANEW), "lost|stands still"),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]
 

@@ -189,6 +189,17 @@ def test_what_was_kept_of_a_topic_does_not_hide_that_it_was_recreated_in_the_log
     assert (world.offset(GROUP, "orders", 0), world.topic_id(GROUP, "orders", 0)) == (6, "id-2")
 
 
+def test_who_has_not_claimed_it_since_does_not_hold_a_partition_of_a_recreated_topic() -> None:
+    """Nobody knows who held it before: the coordination topic was recreated just then, too."""
+    world = World(INTERVAL, since=100)
+    anew = ReleasingPartition(1, 102, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
+    for message in (beating(A, 101, 50), anew, beating(A, 103, 50), claiming(B, 103)):
+        world.apply(message, message.timestamp)
+    assert (owner(world, 103), world.offset(GROUP, "orders", 0)) == (None, 0)
+    world.apply(beating(B, 104, 7), 104)
+    assert (owner(world, 104), world.offset(GROUP, "orders", 0)) == (B, 7)
+
+
 def test_of_a_client_only_its_latest_instance_is_a_member() -> None:
     world = world_of(claiming(A, 100), claiming(B, 101), beating(A_AGAIN, 102), beating(A, 103))
     assert set(world.members(GROUP, 103)) == {A_AGAIN, B}
