@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -121,14 +120,14 @@ def migrate(wake_up: bool | None, as_sql: bool) -> None:
     help="Serve /metrics, /readyz and /livez at this address, as OUTBOX_LISTEN does; without a host, at 127.0.0.1.",
 )
 def harvest(adopt: bool, listen: str | None) -> None:
-    """Relay the outbox to Kafka until SIGTERM or SIGINT; then hand over to another harvester."""
+    """Relay the outbox to Kafka until SIGTERM, SIGINT or SIGHUP; then hand over to another harvester."""
     from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
     from outbox_plugin.tenants import TenantHarvesters
     from outbox_plugin.threads.background import run_together
-    from outbox_plugin.threads.signals import stop_on
+    from outbox_plugin.threads.signals import ending_signals, stop_on
 
     stop = threading.Event()
-    stop_on((signal.SIGTERM, signal.SIGINT), stop)
+    stop_on(ending_signals(), stop)
     look_for_cycles_less_often()
     outboxes = _settings(listen=listen).each()
     for settings in outboxes:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import psutil  # noqa: F401 - most benchmarks watch a process with it: its absence is said at once.
+
+from outbox_plugin.threads.signals import ending_signals, exit_on
 
 if TYPE_CHECKING:
     from outbox_plugin.bench.temporary_outbox import Report, Tell
@@ -25,20 +25,8 @@ class _Benchmarks(click.Group):
     """Commands that a signal ends in order: what they have made on the servers is dropped."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        heard: list[int] = []
-
-        def end(number: int, _: FrameType | None) -> None:
-            heard.append(number)
-            raise SystemExit(128 + number)
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, end)
-        try:
+        with exit_on(ending_signals()):
             return super().invoke(ctx)
-        except BaseException:
-            if heard:  # A library in C may have raised an error of its own in place of ours.
-                raise SystemExit(128 + heard[0]) from None
-            raise
 
 
 @click.group(cls=_Benchmarks)

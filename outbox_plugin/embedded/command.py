@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 
 import click
 
 from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
-from outbox_plugin.threads.signals import stop_on
+from outbox_plugin.threads.signals import ending_signals, stop_on
 
 
 @click.command()
@@ -23,7 +22,7 @@ from outbox_plugin.threads.signals import stop_on
 def dev(state_dir: Path) -> None:
     """Run a Postgres and a Kafka on this machine until SIGTERM or Ctrl-C, and say how to reach them."""
     stop = threading.Event()
-    stop_on((signal.SIGTERM, signal.SIGINT), stop)
+    stop_on(ending_signals(), stop)
     with EmbeddedStack(state_dir, lambda line: click.echo(line, err=True)) as endpoints:
         click.echo(f"export OUTBOX_DSN={endpoints.dsn}")
         click.echo(f"export OUTBOX_BOOTSTRAP_SERVERS={endpoints.bootstrap_servers}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from outbox_plugin.schema.outboxes import by_name, present_outboxes
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import Limits, health
 from outbox_plugin.status.reader import ShardStatus, Status, read_status
+from outbox_plugin.threads.signals import ending_signals, exit_on
 
 WATCH_SECONDS = 2.0
 _READS_AT_ONCE = 16
@@ -164,7 +166,8 @@ def _keep_showing(read: Callable[[], ByTable]) -> None:
     console = Console()
     with console.status("asking Postgres and Kafka"):
         found = read()
-    with Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False) as live:
+    live = Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False)
+    with exit_on({*ending_signals()} - {signal.SIGINT}), live:  # The terminal gets back what it showed before.
         try:
             while True:
                 time.sleep(WATCH_SECONDS)

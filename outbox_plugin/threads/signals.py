@@ -6,11 +6,46 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 # A second signal counts from then on. Before, it is taken for the same one: a terminal, or a service manager, sends it
 # to all processes, and a parent among them passes it on.
 SECOND_AFTER_SECONDS = 1.0
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a program to end. SIGHUP is not among them where it is ignored, as under nohup."""
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGTERM, signal.SIGINT, *hang_up)
+
+
+@contextmanager
+def exit_on(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """End the body by SystemExit when one of these signals comes, so that what it has opened is closed.
+
+    A library in C may raise an error of its own in place of that. It counts as the same.
+
+    Args:
+        numbers: the signals. The caller is the main thread.
+    """
+    heard: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+        raise SystemExit(128 + number)
+
+    former = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    except BaseException:
+        if heard:
+            raise SystemExit(128 + heard[0]) from None
+        raise
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def stop_on(numbers: Collection[signal.Signals], stop: threading.Event) -> None:

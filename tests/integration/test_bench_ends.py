@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.bench.fleet import environment
 from outbox_plugin.settings import Settings
+from tests.hearing import outbox_that_hears
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -29,7 +29,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            [sys.executable, "-m", "outbox_plugin", "bench", benchmark],
+            outbox_that_hears(number, "bench", benchmark),
             env=environment(settings),
             stdout=output,
             stderr=output,

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.support import PATIENCE
 
 ASKED_WITHIN_A_WAIT = """
@@ -45,6 +47,16 @@ print("ready", flush=True)
 stop.wait()
 time.sleep(0.3)
 print("handed over", flush=True)
+"""
+
+UNDER_NOHUP = """
+import signal, threading, time
+signal.signal(signal.SIGHUP, signal.{handler})
+from outbox_plugin.threads.signals import ending_signals, stop_on
+stop = threading.Event()
+stop_on(ending_signals(), stop)
+signal.raise_signal(signal.SIGHUP)
+print(stop.wait({seconds}))
 """
 
 
@@ -91,3 +103,14 @@ def test_a_signal_that_is_passed_on_at_once_is_the_same_one() -> None:
         finally:
             program.kill()
     assert program.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "seconds", "is_heard"), [("SIG_DFL", 60 * PATIENCE, "True"), ("SIG_IGN", 0.5, "False")]
+)
+def test_the_end_of_a_terminal_ends_a_program_unless_it_ran_under_nohup(
+    handler: str, seconds: float, is_heard: str
+) -> None:
+    program = UNDER_NOHUP.format(handler=handler, seconds=seconds)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == is_heard
