@@ -72,9 +72,18 @@ def _relay_backlog(
     finally:  # The caller closes their connections.
         over.set()
         published.put(None)
-        while any(stage.is_alive() for stage in stages):
-            with suppress(queue.Empty):
-                read.get(timeout=POLL_SECONDS)
+        try:
+            _wait_for(stages, read)
+        except BaseException:  # A signal, which does not end them.
+            _wait_for(stages, read)
+            raise
+
+
+def _wait_for(stages: Sequence[threading.Thread], read: queue.Queue[Sequence[_Row]]) -> None:
+    """Wait for the end of the stages, and make room for what the first one has read."""
+    while any(stage.is_alive() for stage in stages):
+        with suppress(queue.Empty):
+            read.get(timeout=POLL_SECONDS)
 
 
 def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
