@@ -1,15 +1,23 @@
-"""Handles processes that may end at any moment."""
+"""Starts and ends processes that may end at any moment."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
 
 from outbox_plugin.embedded.server import EmbeddedServer
+
+
+def outbox_that_hears(number: signal.Signals, *arguments: str) -> list[str]:
+    """The command that runs `outbox`, which hears a signal also where the tests ignore it, as under nohup."""
+    handler = "default_int_handler" if number == signal.SIGINT else "SIG_DFL"
+    program = f"import signal; signal.signal({int(number)}, signal.{handler}); import outbox_plugin.__main__"
+    return [sys.executable, "-c", program, *arguments]
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -167,13 +168,14 @@ def _keep_showing(read: Callable[[], ByTable]) -> None:
     with console.status("asking Postgres and Kafka"):
         found = read()
     live = Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False)
-    with exit_on({*ending_signals()} - {signal.SIGINT}), live:  # The terminal gets back what it showed before.
+    with exit_on({*ending_signals()} - {signal.SIGINT}), suppress(KeyboardInterrupt):
         try:
+            live.start(refresh=True)
             while True:
                 time.sleep(WATCH_SECONDS)
                 live.update(screen(read(), time.localtime()), refresh=True)
-        except KeyboardInterrupt:
-            return
+        finally:  # The terminal gets back what it showed before, also if a signal comes while it is taken.
+            live.stop()
 
 
 def screen(found: ByTable, now: time.struct_time) -> RenderableType:

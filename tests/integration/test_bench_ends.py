@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox_plugin.bench.fleet import environment
 from outbox_plugin.settings import Settings
-from tests.hearing import outbox_that_hears
+from tests.harvesting import environment
+from tests.processes import outbox_that_hears
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from outbox_plugin.bench.fleet import environment
 from outbox_plugin.settings import Settings
-from tests.hearing import outbox_that_hears
+from tests.harvesting import environment
+from tests.processes import outbox_that_hears
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -49,8 +49,8 @@ def test_the_terminal_is_as_it_was(settings: Settings, number: signal.Signals, e
             assert watching.wait(60 * PATIENCE) == exit_code
         finally:
             watching.kill()
-            os.close(terminal)
+    eventually(lambda: shown.rfind(FORMER_SCREEN) > shown.rindex(OTHER_SCREEN), 10)  # Before the terminal is closed.
+    os.close(terminal)
     reader.join(10 * PATIENCE)
     os.close(controller)
-    assert shown.rindex(FORMER_SCREEN) > shown.rindex(OTHER_SCREEN)
     assert b"Traceback" not in shown
