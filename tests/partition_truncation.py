@@ -45,6 +45,17 @@ def cut_and_launch(kafka: EmbeddedKafka, topic: str, end: int) -> None:
     kafka.wait()
 
 
+def numbered(word: str, first: int, last: int) -> list[str]:
+    """Values of records, such as "old 07"."""
+    return [f"{word} {number:02}" for number in range(first, last)]
+
+
+def replace_end(kafka: EmbeddedKafka, topic: str, end: int, last: int) -> None:
+    """Cut partition 0 at the offset `end`, and write new records up to the offset `last`."""
+    cut(kafka, topic, end)
+    append(kafka.bootstrap_servers, topic, numbered("new", end, last))
+
+
 def _until(log: Path, end: int) -> bytes:
     content, at = log.read_bytes(), 0
     while at < len(content) and int.from_bytes(content[at : at + 8], "big") < end:

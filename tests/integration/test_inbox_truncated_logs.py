@@ -24,7 +24,7 @@ from outbox_plugin.inbox.dispatcher import Dispatcher
 from outbox_plugin.inbox.kafka_records import committed_offset
 from outbox_plugin.inbox.positions import Positions
 from tests.inbox_support import effects, make_effect_table, poll_loop, query, record_effect
-from tests.partition_truncation import KafkaToCut, append, cut, cut_and_launch
+from tests.partition_truncation import KafkaToCut, append, cut, cut_and_launch, numbered, replace_end
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -51,10 +51,6 @@ def topic(kafka_to_cut: KafkaToCut, group: str) -> str:
     return name
 
 
-def numbered(word: str, first: int, last: int) -> list[str]:
-    return [f"{word} {number:02}" for number in range(first, last)]
-
-
 def refuse_key(settings: Settings, key: str) -> None:
     """Have Postgres record no event with this key, until the function is dropped."""
     query(
@@ -76,15 +72,19 @@ def consume(settings: Settings, topic: str, group: str, expected: list[str], kee
     assert sorted(value for _, _, value in effects(settings)) == sorted(expected)
 
 
+def consume_ten(settings: Settings, topic: str, group: str) -> None:
+    """Write ten records, and have the group handle them."""
+    append(settings.bootstrap_servers, topic, numbered("old", 0, 10))
+    consume(settings, topic, group, numbered("old", 0, 10))
+
+
 @pytest.mark.parametrize("more", [2, 4, 9], ids=["below the position", "up to the position", "beyond the position"])
 def test_records_that_were_written_after_a_cut_are_handled(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, more: int
 ) -> None:
     """Also those at offsets that were handled; nothing has its effect twice."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka_to_cut, topic, 6)
-    append(ready.bootstrap_servers, topic, numbered("new", 6, 6 + more))
+    consume_ten(ready, topic, group)
+    replace_end(kafka_to_cut, topic, 6, 6 + more)
     consume(ready, topic, group, [*numbered("old", 0, 10), *numbered("new", 6, 6 + more)])
     append(ready.bootstrap_servers, topic, ["last"])
     query(ready, "DELETE FROM outbox_inbox")  # Where a group went on after a cut, it does not look for the cut again.
@@ -142,10 +142,8 @@ def test_an_inbox_that_was_killed_while_it_read_a_cut_partition_again_reads_on(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its offset in Kafka had gone back already, and its position in Postgres had not."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka_to_cut, topic, 6)
-    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    consume_ten(ready, topic, group)
+    replace_end(kafka_to_cut, topic, 6, 14)
     gone_back = committed_offset(TopicPartition(topic, 0), GroupPosition(3, 0), topic_state(ready, topic).topic_id)
     with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[gone_back], asynchronous=False)
@@ -157,11 +155,9 @@ def test_events_whose_keys_are_forgotten_have_no_effect_again_after_a_cut(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, end: int, more: int
 ) -> None:
     """Records from before the cut have the epoch of those that the group has handled. Others are new, however old."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
+    consume_ten(ready, topic, group)
     query(ready, "DELETE FROM outbox_inbox")
-    cut(kafka_to_cut, topic, end)
-    append(ready.bootstrap_servers, topic, numbered("new", end, end + more))
+    replace_end(kafka_to_cut, topic, end, end + more)
     expected = [*numbered("old", 0, 10), *numbered("new", end, end + more)]
     consume(ready, topic, group, expected, keep=SHORT_KEEP)
 
@@ -170,10 +166,8 @@ def test_an_inbox_that_is_restarted_while_it_reads_a_cut_partition_again_goes_on
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its position has gone back to one of them, and their keys are forgotten meanwhile."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
-    cut(kafka_to_cut, topic, 6)
-    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    consume_ten(ready, topic, group)
+    replace_end(kafka_to_cut, topic, 6, 14)
     refuse_key(ready, "old 04")
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
     consume(ready, topic, group, expected)
@@ -188,11 +182,9 @@ def test_an_old_record_after_an_offset_that_went_back_has_no_effect_again(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """The inbox was killed before its position in Postgres went back, too: that is the bound of what it has handled."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
+    consume_ten(ready, topic, group)
     query(ready, "DELETE FROM outbox_inbox")
-    cut(kafka_to_cut, topic, 6)
-    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    replace_end(kafka_to_cut, topic, 6, 14)
     gone_back = committed_offset(TopicPartition(topic, 0), GroupPosition(3, 0), topic_state(ready, topic).topic_id)
     with closing(Consumer({"bootstrap.servers": ready.bootstrap_servers, "group.id": group})) as consumer:
         consumer.commit(offsets=[gone_back], asynchronous=False)
@@ -204,13 +196,11 @@ def test_a_group_whose_offsets_kafka_has_forgotten_notices_a_cut(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """Its position in Postgres has a leader epoch, too."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
+    consume_ten(ready, topic, group)
     query(ready, "DELETE FROM outbox_inbox")
     admin = AdminClient({"bootstrap.servers": ready.bootstrap_servers})
     admin.delete_consumer_groups([group])[group].result(SOON)
-    cut(kafka_to_cut, topic, 6)
-    append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+    replace_end(kafka_to_cut, topic, 6, 14)
     expected = [*numbered("old", 0, 10), *numbered("new", 6, 14)]
     consume(ready, topic, group, expected, keep=SHORT_KEEP)
 
@@ -224,8 +214,7 @@ def test_a_cut_under_a_running_inbox_repeats_no_effect_whose_key_is_forgotten(
     with Inbox(ready, group=group, topics=[topic], handler=record_effect, keep=SHORT_KEEP):
         eventually(lambda: len(effects(ready)) == 10, SOON)
         query(ready, "DELETE FROM outbox_inbox")
-        cut(kafka_to_cut, topic, 6)
-        append(ready.bootstrap_servers, topic, numbered("new", 6, 14))
+        replace_end(kafka_to_cut, topic, 6, 14)
         eventually(lambda: len(effects(ready)) >= len(expected), SOON)
     assert sorted(value for _, _, value in effects(ready)) == sorted(expected)
 
@@ -249,8 +238,7 @@ def test_records_before_a_cut_that_were_fetched_and_not_polled_are_handled(
             return len(queued) >= number
 
         eventually(lambda: has_queued(3), SOON)
-        cut(kafka_to_cut, topic, 7)
-        append(ready.bootstrap_servers, topic, numbered("new", 7, 7 + more))
+        replace_end(kafka_to_cut, topic, 7, 7 + more)
         eventually(lambda: has_queued(7 + more), SOON)
     assert queued == {each.encode() for each in (*numbered("old", 0, 7), *numbered("new", 7, 7 + more))}
 
@@ -259,8 +247,7 @@ def test_a_cut_shows_where_a_transaction_marker_stands_at_the_offset_that_was_ha
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str
 ) -> None:
     """No record can be fetched from there."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
+    consume_ten(ready, topic, group)
     cut(kafka_to_cut, topic, 6)
     config = {"bootstrap.servers": ready.bootstrap_servers, "transactional.id": group}
     with closing(Producer(config)) as producer:
@@ -277,8 +264,7 @@ def test_records_that_retention_has_deleted_are_not_taken_for_a_cut(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first record that is left has a greater epoch than the position, as after any start of the broker."""
-    append(ready.bootstrap_servers, topic, numbered("old", 0, 10))
-    consume(ready, topic, group, numbered("old", 0, 10))
+    consume_ten(ready, topic, group)
     cut(kafka_to_cut, topic, 10)
     append(ready.bootstrap_servers, topic, numbered("deleted", 10, 13))
     admin = AdminClient({"bootstrap.servers": ready.bootstrap_servers})

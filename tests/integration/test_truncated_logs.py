@@ -6,6 +6,7 @@ The inbox has tests of its own: test_inbox_truncated_logs.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from typing import Any
@@ -21,7 +22,7 @@ from outbox_plugin.adapters.truncation_aware_reader import TruncatedWhileRead
 from outbox_plugin.coordination import Consumer, consumer
 from outbox_plugin.coordination.consumer import Guarantee
 from tests.inbox_support import NOWHERE
-from tests.partition_truncation import KafkaToCut, append, cut
+from tests.partition_truncation import KafkaToCut, append, cut, numbered
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -44,10 +45,6 @@ def topic(kafka_to_cut: KafkaToCut) -> str:
     return name
 
 
-def numbered(word: str, first: int, last: int) -> list[str]:
-    return [f"{word} {number:02}" for number in range(first, last)]
-
-
 def text(value: bytes | str | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
@@ -65,21 +62,26 @@ def end_of(client: Any, topic: str) -> int:
     return int(end)
 
 
+def values_of(consumer: confluent_kafka.Consumer, topic: str, end: int) -> Iterator[str]:
+    """Read the values of the topic's records up to an offset."""
+    reader = PartitionReader(consumer, topic, {0: OffsetSpan(0, end)})
+    return (text(each.value()) for each in chain.from_iterable(reader.batches(silence_seconds=SOON)))
+
+
 @pytest.mark.parametrize(("end", "more"), [(7, 3), (7, 0), (2, 9)])
 def test_a_reader_of_a_topic_returns_what_kafka_has_or_fails(
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str, end: int, more: int
 ) -> None:
     """As the one of a verification, and of a leader that reads its predecessor's progress."""
     with closing(confluent_kafka.Consumer(reader_config(ready, "test"))) as consumer:
-        reader = PartitionReader(consumer, topic, {0: OffsetSpan(0, end + more)})
-        reading = chain.from_iterable(reader.batches(silence_seconds=SOON))
-        read = [text(next(reading).value()) for _ in range(3)]
+        reading = values_of(consumer, topic, end + more)
+        read = [next(reading) for _ in range(3)]
         cut_and_append(kafka_to_cut, consumer, topic, end, more)
         if end < 3:
             with pytest.raises(TruncatedWhileRead):
                 list(reading)
             return
-        read += [text(each.value()) for each in reading]
+        read += reading
     assert read == [*numbered("old", 0, end), *numbered("new", end, end + more)]
 
 
@@ -87,13 +89,12 @@ def test_a_reader_reads_what_was_dropped_though_the_end_has_risen_and_fallen_bet
     ready: Settings, kafka_to_cut: KafkaToCut, topic: str
 ) -> None:
     with closing(confluent_kafka.Consumer(reader_config(ready, "test"))) as consumer:
-        reader = PartitionReader(consumer, topic, {0: OffsetSpan(0, 15)})
-        reading = chain.from_iterable(reader.batches(silence_seconds=SOON))
-        read = [text(next(reading).value()) for _ in range(10)]
+        reading = values_of(consumer, topic, 15)
+        read = [next(reading) for _ in range(10)]
         append(kafka_to_cut.bootstrap_servers, topic, numbered("old", 10, 20))
         eventually(lambda: end_of(consumer, topic) == 20, SOON)
         cut_and_append(kafka_to_cut, consumer, topic, 15, 0)
-        read += [text(each.value()) for each in reading]
+        read += reading
     assert read == numbered("old", 0, 15)
 
 
