@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from dagster import Config, Failure, JobDefinition, MetadataValue, OpDefinition, OpExecutionContext, job, op
 from pydantic import Field
 
+from outbox_plugin.core.utc import in_utc_if_naive
 from outbox_plugin.dagster.health import Metadata
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.errors import OutboxError
@@ -166,9 +167,8 @@ def _time(name: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        time = datetime.fromisoformat(text)
+        return in_utc_if_naive(datetime.fromisoformat(text))
     except ValueError:
         raise Failure(
             f"{name}: expected a time such as 2026-01-31T12:00+00:00 (given: {text!r})", allow_retries=False
         ) from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -25,6 +25,7 @@ from dagster import (
 from outbox_plugin.consuming.positions import read_position
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.core.topic_ranges import Planned, Position, TopicRange, TopicState, plan
+from outbox_plugin.core.utc import in_utc_if_naive
 from outbox_plugin.dagster.health import Metadata, evaluation
 from outbox_plugin.dagster.range_config import CONSUMER_TAG, TOPIC_TAG, as_config
 from outbox_plugin.dagster.range_decisions import Bounds, Memory, RangeDecision, decide
@@ -230,7 +231,7 @@ def _will_be_retried(run: DagsterRun) -> bool:
 
 
 def _seconds(moment: datetime) -> float:
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return in_utc_if_naive(moment).timestamp()
 
 
 def _request(wanted: TopicRange, op: str, key: AssetKey) -> RunRequest:

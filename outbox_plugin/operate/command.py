@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
 from outbox_plugin import operate
+from outbox_plugin.core.utc import in_utc_if_naive
 from outbox_plugin.dead_letter_ids import ROW_ID, all_were_there
 from outbox_plugin.errors import UserError
 from outbox_plugin.operate.release_and_retry import discarded, retried
@@ -136,12 +137,9 @@ def replay(
     """Emit kept events again (OUTBOX_RETENTION), marked by the header outbox-replay."""
     if since is not None and until is not None and since >= until:
         raise UserError(f"expected --since before --until (given: {since} and {until})")
-    again = operate.replay(one_outbox(Settings(), outbox), topic=topic, key=key, since=_utc(since), until=_utc(until))
+    since, until = (each and in_utc_if_naive(each) for each in (since, until))
+    again = operate.replay(one_outbox(Settings(), outbox), topic=topic, key=key, since=since, until=until)
     click.echo(f"emitted again: {again}")
     if not again:
         kept = "events are kept only while harvesters run with OUTBOX_RETENTION"
         click.echo(f"outbox: no kept event matches; {kept}", err=True)
-
-
-def _utc(moment: datetime | None) -> datetime | None:
-    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
