@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -101,13 +101,7 @@ class HandlerSession(Protocol):
         ...
 
 
-class _Savepoints:
-    """Whether a handler has made savepoints since the transaction began."""
-
-    made = False
-
-
-_savepoints_of: WeakKeyDictionary[_AnyConnection, _Savepoints] = WeakKeyDictionary()
+_with_savepoints: WeakSet[_AnyConnection] = WeakSet()  # A handler has made savepoints since the transaction began.
 
 
 class _SessionState:
@@ -119,7 +113,6 @@ class _SessionState:
         self._settings = settings
         self._number = 0
         self._trusted = True
-        self._savepoints = _Savepoints()
 
     @property
     def lost(self) -> bool:
@@ -133,14 +126,14 @@ class _SessionState:
     @property
     def has_savepoints(self) -> bool:
         """Whether a handler has made savepoints since the transaction began."""
-        return self._savepoints.made
+        return self._connection in _with_savepoints
 
     def new_sign(self) -> str:
         """Return a sign for the next transaction, which no other one of this connection has."""
         assert self._connection is not None  # noqa: S101
         shown = self._connection.pgconn.parameter_status(_SIGN) or b""
         self._number += 1
-        self._savepoints.made = False
+        _with_savepoints.discard(self._connection)
         return f"{shown.decode('ascii', 'replace')[:_MAX_NAME_CHARACTERS]} #{self._number}"
 
     def shows(self, sign: str) -> bool:
@@ -174,7 +167,6 @@ class ThreadSession(_SessionState):
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, purpose="outbox inbox")
             self._connection.cursor_factory = _NotingCursor
-            _savepoints_of[self._connection] = self._savepoints
             self._trusted = True
 
     @asynccontextmanager
@@ -231,7 +223,6 @@ class TaskSession(_SessionState):
         if self._connection is None or self._connection.closed:
             self._connection = await connect_async(self._settings, purpose="outbox inbox")
             self._connection.cursor_factory = _NotingAsyncCursor
-            _savepoints_of[self._connection] = self._savepoints
             self._trusted = True
 
     @asynccontextmanager
@@ -300,7 +291,7 @@ class _NotingAsyncCursor(psycopg.AsyncCursor[Any]):
 def _note_savepoints(connection: _AnyConnection, results: Sequence[PGresult]) -> None:
     for result in results:
         if result.command_status == b"SAVEPOINT":
-            _savepoints_of.setdefault(connection, _Savepoints()).made = True  # A handler may give others our class.
+            _with_savepoints.add(connection)
 
 
 class Begun(NamedTuple):
