@@ -93,10 +93,12 @@ def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
     """
     transactional = settings.delivery == "exactly-once"
     ours = {"transactional_id": f"{settings.group}-baseline"} if transactional else {"enable_idempotence": True}
-    producer = Producer(producer_config(settings, **ours))
-    if transactional:
-        producer.init_transactions()
-    with closing(connect(settings, autocommit=True)) as connection:
+    with (
+        closing(Producer(producer_config(settings, **ours))) as producer,
+        closing(connect(settings, autocommit=True)) as connection,
+    ):
+        if transactional:
+            producer.init_transactions()
         while not stop.is_set():
             rows = _read(connection, settings, 0)
             if not rows:
@@ -110,7 +112,6 @@ def relay_one_by_one(settings: Settings, stop: threading.Event) -> None:
             else:
                 producer.flush()
             _delete(connection, settings, rows[0][0], rows[-1][0])
-    producer.close()
 
 
 def _read(connection: psycopg.Connection[Any], settings: Settings, last: int) -> Sequence[_Row]:

@@ -25,8 +25,8 @@ _POLL_SECONDS = 0.05
 HARVEST = ("outbox_plugin", "harvest")
 
 
-class HarvesterProcess:
-    """One `outbox harvest`, behind a guard, so that it never outlives this process."""
+class RelayProcess:
+    """A process that relays, by default `outbox harvest`, behind a guard, so that it never outlives this process."""
 
     def __init__(
         self, settings: Settings, log: Path, prefix: Sequence[str] = (), *, module: Sequence[str] = HARVEST
@@ -50,16 +50,16 @@ class HarvesterProcess:
                 stderr=output,
                 start_new_session=True,
             )
-        self._harvester: psutil.Process | None = None
+        self._relay: psutil.Process | None = None
 
     @property
     def pid(self) -> int | None:
-        """The harvester's own process id; None before it has been started, and after its end."""
+        """The relay's own process id; None before it has been started, and after its end."""
         with suppress(psutil.Error):
-            if self._harvester is None and self._guard.poll() is None:
-                self._harvester = next(iter(psutil.Process(self._guard.pid).children()), None)
-            if self._harvester is not None and self._harvester.is_running():
-                return int(self._harvester.pid)
+            if self._relay is None and self._guard.poll() is None:
+                self._relay = next(iter(psutil.Process(self._guard.pid).children()), None)
+            if self._relay is not None and self._relay.is_running():
+                return int(self._relay.pid)
         return None
 
     @property
@@ -69,9 +69,9 @@ class HarvesterProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it runs."""
-        if self.pid is not None and self._harvester is not None:
+        if self.pid is not None and self._relay is not None:
             with suppress(psutil.Error):
-                self._harvester.send_signal(number)
+                self._relay.send_signal(number)
 
     def wait(self, seconds: float = END_SECONDS) -> int | None:
         """Wait for its end; returns its exit code, or None if it has not ended within `seconds`."""
@@ -124,7 +124,7 @@ class Fleet:
         self._prefixes = [()] * count if prefixes is None else list(prefixes)
         self._restart_seconds = restart_seconds
         self._logs = [folder / f"harvester-{number}.log" for number in range(count)]
-        self._slots: list[HarvesterProcess] = []
+        self._slots: list[RelayProcess] = []
         self._restart_at: dict[int, float] = {}
         self._wake_at: dict[int, float] = {}
         self._stop_at: dict[int, float] = {}
@@ -137,7 +137,7 @@ class Fleet:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep them running for as long as the body runs; then end them by SIGTERM."""
-        self._slots = list(map(HarvesterProcess, self._slot_settings, self._logs, self._prefixes))
+        self._slots = list(map(RelayProcess, self._slot_settings, self._logs, self._prefixes))
         self._keeper.start()
         try:
             yield
@@ -203,7 +203,7 @@ class Fleet:
                 for slot, process in enumerate(self._slots):
                     self._look_after(slot, process, now)
 
-    def _look_after(self, slot: int, process: HarvesterProcess, now: float) -> None:
+    def _look_after(self, slot: int, process: RelayProcess, now: float) -> None:
         code = process.exit_code
         if code is None:
             if now > self._wake_at.get(slot, now):
@@ -220,7 +220,7 @@ class Fleet:
         elif now > self._restart_at[slot]:
             self._wake_at.pop(slot, None)
             self._stop_at.pop(slot, None)
-            self._slots[slot] = HarvesterProcess(self._slot_settings[slot], self._logs[slot], self._prefixes[slot])
+            self._slots[slot] = RelayProcess(self._slot_settings[slot], self._logs[slot], self._prefixes[slot])
             del self._restart_at[slot]
 
     def _stuck(self, slot: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from psycopg import sql
 
-from outbox_plugin.bench.fleet import HARVEST, HarvesterProcess
+from outbox_plugin.bench.fleet import HARVEST, RelayProcess
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.temporary_outbox import PATIENCE_SECONDS, VALUE_BYTES, connect, table_of
 from outbox_plugin.errors import OutboxError
@@ -90,17 +90,17 @@ def baseline(settings: Settings) -> AbstractContextManager[psutil.Process]:
 def _relay(settings: Settings, module: Sequence[str]) -> Iterator[psutil.Process]:
     with (
         tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
-        closing(HarvesterProcess(settings, Path(folder) / "relay.log", module=module)) as process,
+        closing(RelayProcess(settings, Path(folder) / "relay.log", module=module)) as process,
     ):
         yield psutil.Process(_pid(process))
         process.signal(signal.SIGTERM)
         process.wait()
 
 
-def _pid(harvester: HarvesterProcess) -> int:
+def _pid(relay: RelayProcess) -> int:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while harvester.pid is None:
-        if harvester.exit_code is not None or time.monotonic() > deadline:
-            raise NotRelayed("the harvester did not start")
+    while relay.pid is None:
+        if relay.exit_code is not None or time.monotonic() > deadline:
+            raise NotRelayed("the relay did not start")
         time.sleep(0.05)
-    return harvester.pid
+    return relay.pid
