@@ -26,7 +26,7 @@ from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, enco
 from outbox_plugin.coordination.partition_owners import TOPIC_CLIENT, Holder
 from outbox_plugin.core.leader_epochs import Finding, GroupPosition, LeaderEpochs
 from outbox_plugin.core.memory_limit import Load, MemoryLimit, record_size
-from outbox_plugin.core.topic_partition import TopicPartition
+from outbox_plugin.core.topic_partition import TopicPartition, topic_partition
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
 from outbox_plugin.kafka_settings import kafka_settings
@@ -331,7 +331,7 @@ class Consumer:
         come_again: set[TopicPartition] = set()
         noted: set[TopicPartition] = set()
         for message in messages:
-            tp, error = TopicPartition(message.topic() or "", message.partition() or 0), message.error()
+            tp, error = topic_partition(message.topic() or "", message.partition() or 0), message.error()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 if not isinstance(problem := connection_error(error, self._settings), LogUnavailable):
                     raise problem

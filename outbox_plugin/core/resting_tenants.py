@@ -43,7 +43,7 @@ class ActivitySnapshot(NamedTuple):
     """What was seen of the tenants at one time.
 
     Attributes:
-        seen: by schema. A tenant of whose ids nothing can be seen is missing.
+        activity: by schema. A tenant of whose ids nothing can be seen is missing.
         has_rows: of the tenants that were checked, whether their outboxes have rows.
     """
 

@@ -20,7 +20,7 @@ from outbox_plugin.threads.signals import ending_signals, stop_on
     help="The folder that the servers keep their data in.",
 )
 def dev(state_dir: Path) -> None:
-    """Run a Postgres and a Kafka on this machine until SIGTERM or Ctrl-C, and say how to reach them."""
+    """Run a Postgres and a Kafka on this machine until SIGTERM, SIGHUP or Ctrl-C, and say how to reach them."""
     stop = threading.Event()
     stop_on(ending_signals(), stop)
     with EmbeddedStack(state_dir, lambda line: click.echo(line, err=True)) as endpoints:
