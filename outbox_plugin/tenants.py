@@ -10,11 +10,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outbox_plugin.adapters.tenant_activity import TenantActivityReader
+from outbox_plugin.adapters.tenant_wake_up import TenantWakeUp
 from outbox_plugin.core.resting_tenants import ActivitySnapshot, RestingTenants
 from outbox_plugin.core.tenant_schedule import TenantSchedule
 from outbox_plugin.errors import InvalidSetting, OutboxError
@@ -37,6 +38,7 @@ _Result = TypeVar("_Result")
 SEARCH_SECONDS = 5.0  # Between two searches for schemas.
 # Between two checks of the harvesters, and at least between the beginnings of two reads of their activity.
 CHECK_SECONDS = 0.5
+NOTIFIED_SECONDS = 0.02  # The same, where a writer has just notified us.
 # Where tenants rest, so many run at once in a process: each takes about 23 threads, and some hundredths of a core while
 # it starts.
 MAX_AWAKE = 30
@@ -124,6 +126,8 @@ class TenantHarvesters(Background):
         self._reading: _Task[ActivitySnapshot] | None = None  # The one under way.
         self._read_at = float("-inf")  # When the last read began.
         self._read_error: str | None = None
+        self._wake_up = TenantWakeUp(settings, self._notified)
+        self._has_rows = threading.Event()  # Set when a row was inserted for a tenant at rest.
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
         self._check_now = threading.Event()  # Set when a read has ended, and to stop.
@@ -175,7 +179,7 @@ class TenantHarvesters(Background):
         try:
             while True:
                 self._follow(time.monotonic())
-                self._check_now.wait(CHECK_SECONDS)
+                self._check_now.wait(self._seconds_between_reads)
                 self._check_now.clear()
                 if self._stop.is_set():
                     return
@@ -184,6 +188,7 @@ class TenantHarvesters(Background):
                 if self._rest is not None:
                     self._poll_activity(self._rest, time.monotonic())
         finally:
+            self._wake_up.close()
             self._stop_all()
             self._reader.close()
 
@@ -214,6 +219,16 @@ class TenantHarvesters(Background):
     def _resting(self) -> frozenset[str]:
         return frozenset() if self._rest is None else self._rest.resting
 
+    def _notified(self) -> None:
+        """A writer says that it has inserted a row for a tenant at rest: look at once."""
+        self._has_rows.set()
+        self._check_now.set()
+
+    @property
+    def _seconds_between_reads(self) -> float:
+        """At least so long after the beginning of one read of the tenants' activity, the next one begins."""
+        return NOTIFIED_SECONDS if self._has_rows.is_set() else CHECK_SECONDS
+
     def _poll_activity(self, rest: RestingTenants, now: float) -> None:
         """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
         if self._reading is not None and self._reading.has_ended:
@@ -223,8 +238,10 @@ class TenantHarvesters(Background):
             else:
                 self._read_error = None
                 rest.update(read.result, now)
-        if self._reading is None and now - self._read_at >= CHECK_SECONDS:
+                self._listen_to_writers(rest.resting)
+        if self._reading is None and now - self._read_at >= self._seconds_between_reads:
             self._read_at = now
+            self._has_rows.clear()
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             rest.follow(schemas)
             rest.set_crowded(is_crowded=self._schedule.is_crowded)
@@ -235,6 +252,10 @@ class TenantHarvesters(Background):
                 self._not_seen(str(error))
         elif self._reading is not None and self._reading.is_slow(now):
             self._not_seen("Postgres does not answer")
+
+    def _listen_to_writers(self, resting: frozenset[str]) -> None:
+        with suppress(RuntimeError):  # No thread can be started. The tenants are polled all the same.
+            self._wake_up.follow(resting)
 
     def _read_activity(self, schemas: Sequence[str], rest: RestingTenants, now: float) -> ActivitySnapshot:
         """Read how active the tenants are. `rest` does not change meanwhile: no other read runs."""

@@ -12,6 +12,8 @@ from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.shard import Shard
 
 LISTEN_SECONDS = 0.1
+# The same for a moment after the start: what makes a leader of us may come at any time.
+JOIN_SECONDS, LISTEN_WHILE_JOINING_SECONDS = 1.0, 0.01
 HAND_OVER_SECONDS = 10.0
 SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.
 # A turn usually takes a tenth of this. If one takes longer, this process was stopped, and does not know what happened
@@ -50,6 +52,7 @@ class Supervisor:
         self._layout = layout
         self._clock = runtime.now
         self._turned_at = self._silent_since = runtime.now()
+        self._joins_until = runtime.now() + JOIN_SECONDS
         self._slow = False  # The last turn took long.
         self._others_lead_since: float | None = None  # Under an earlier layout, and nobody under ours.
 
@@ -84,7 +87,8 @@ class Supervisor:
             shard.election.set_ownership(shard.number in owned)
 
     def _listen(self) -> None:
-        for heartbeat in self._membership.receive(LISTEN_SECONDS):
+        is_joining = self._clock() < self._joins_until
+        for heartbeat in self._membership.receive(LISTEN_WHILE_JOINING_SECONDS if is_joining else LISTEN_SECONDS):
             self._silent_since = self._clock()
             self._is_new = self._is_new and heartbeat.phase != "leader"
             heard_by = self._shards.get(heartbeat.shard)

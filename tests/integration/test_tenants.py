@@ -49,6 +49,11 @@ HARVESTERS_SESSIONS = """
     WHERE datname = current_database() AND application_name ~ '^outbox harvester'
 """
 
+WAKE_UP_LOCKS = """
+    SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND granted AND application_name = 'outbox tenants (wake-up)'
+"""
+
 
 @pytest.fixture(autouse=True)
 def _searches_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +391,18 @@ def test_a_resting_tenant_whose_ids_begin_again_is_woken_by_its_next_row(
         eventually(lambda: backlog(only) == 0, 20)
         eventually(lambda: count(resting, "resting") == 1, 60)
     assert len(consume(only, topic)) == 2
+
+
+def test_writers_wake_a_tenant_at_rest_without_a_poll(
+    resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = tenant(resting, "tenant_a")
+    migrate(only, wake_up=True)
+    arrives(only, topic, "before")
+    eventually(lambda: count(resting, "resting") == 1, 60)
+    eventually(lambda: query(only, WAKE_UP_LOCKS) == [(1,)], 60)
+    monkeypatch.setattr(tenants, "CHECK_SECONDS", 3_600.0)
+    arrives(only, topic, "after")
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ def in_miniature() -> Iterator[None]:
         mock.patch.object(at_least_once, "ROWS_PER_MARK", 4),
         mock.patch.object(at_least_once, "UNPURGED_ROWS", 8),
         mock.patch.object(supervisor, "LISTEN_SECONDS", 0.25),
+        mock.patch.object(supervisor, "LISTEN_WHILE_JOINING_SECONDS", 0.1),
     ):
         yield
 

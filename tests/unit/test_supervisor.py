@@ -24,6 +24,7 @@ class SlowMembership:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self.seconds = seconds
+        self.waits: list[float] = []
         self.said: list[LeaderHeartbeat] = []
         self.unheard: list[LeaderHeartbeat] = []
 
@@ -32,6 +33,7 @@ class SlowMembership:
 
     def receive(self, wait_seconds: float) -> Iterator[LeaderHeartbeat]:
         self._clock.time += self.seconds
+        self.waits.append(wait_seconds)
         heard, self.unheard = self.unheard, []
         yield from heard
 
@@ -91,4 +93,12 @@ def test_a_harvester_that_was_stopped_listens_first() -> None:
         return membership.said[-1].phase == "candidate"
 
     eventually(competes, 10)
+    supervisor._hand_over()
+
+
+def test_a_harvester_that_has_just_started_looks_often_whether_it_is_to_lead() -> None:
+    supervisor, membership = harvester(0.3)
+    for _ in range(6):
+        supervisor._turn()
+    assert membership.waits == 4 * [0.01] + 2 * [0.1]
     supervisor._hand_over()

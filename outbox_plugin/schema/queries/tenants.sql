@@ -56,3 +56,26 @@ WHERE locked.is_exclusive IS NOT TRUE
 -- name: has_rows
 -- Whether a tenant's outbox has rows.
 SELECT EXISTS (SELECT FROM {outbox})
+
+-- name: wake_up_locks
+-- Of each schema whose outbox has the trigger that lets writers wake its leaders: the lock of the first shard's leader.
+SELECT namespace.nspname, (outbox.oid::bigint << 16)
+FROM pg_namespace AS namespace
+JOIN pg_class AS outbox ON outbox.relnamespace = namespace.oid AND outbox.relname = %(name)s
+JOIN pg_trigger ON tgrelid = outbox.oid AND tgname = 'outbox_wake_up' AND tgenabled <> 'D' AND tgnargs = 2
+WHERE namespace.nspname = ANY (%(schemas)s::text[])
+
+-- name: arm
+-- Take those of these locks that are free, for the session, and return them. All sessions share the room for locks; half of it
+-- is left to others.
+SELECT lock
+FROM (
+    SELECT lock FROM unnest(%(locks)s::bigint[]) AS lock
+    LIMIT (SELECT greatest(0, current_setting('max_locks_per_transaction')::bigint
+                              * current_setting('max_connections')::bigint / 2 - count(*)) FROM pg_locks)
+) AS few
+WHERE pg_try_advisory_lock(lock)
+
+-- name: disarm
+-- Release these locks.
+SELECT pg_advisory_unlock(lock) FROM unnest(%(locks)s::bigint[]) AS lock
