@@ -22,7 +22,7 @@ from outbox_plugin.adapters.kafka_clients import (
     refused_property,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.adapters.kafka_reader import starting_at_the_ends
+from outbox_plugin.adapters.leader_topic_tail import LeaderTopicTail
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, is_goharvests
@@ -79,7 +79,8 @@ class KafkaMembership:
             self._member.subscribe(
                 [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
             )
-            self._listener.assign(starting_at_the_ends(self._listener, self._topic, range(shards)))
+            self._tail = LeaderTopicTail(self._listener, self._topic, range(shards))
+            self._listener.assign(self._tail.starts)
             opened.pop_all()
 
     def _new_member(self, names: KafkaNames) -> Consumer:
@@ -150,10 +151,12 @@ class KafkaMembership:
                 break
 
     def _take(self, message: Message) -> LeaderHeartbeat | None:
-        """The heartbeat that a record is; None unless it is new and one of this outbox."""
+        """The heartbeat that a record is; None unless it is new, one of this outbox, and sent after we connected."""
         record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
         heartbeat = self._codec.decode(record)
         is_new = self._codec.is_new(record, heartbeat)
+        if self._tail.take(record, heartbeat if is_new else None):
+            return None
         if heartbeat is None and not (self._settings.leader_topic and is_goharvests(record.value)):
             self._unsigned = LeaderHeartbeat.parse(record.value) or self._unsigned
             self._warn(record)
@@ -170,6 +173,10 @@ class KafkaMembership:
                 record.shard,
                 extra={"topic": self._topic, "shard": record.shard},
             )
+
+    def take_vacant(self) -> set[int]:
+        """The shards of which `receive` has found since the last call that nobody led them when we connected."""
+        return self._tail.take_vacant()
 
     def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
         """The last unsigned heartbeat since the last call. Anybody who may write to the topic can have written it."""

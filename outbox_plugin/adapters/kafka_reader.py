@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import (
     NO_LEADER_YET,
@@ -165,12 +165,12 @@ def find_leaders(consumer: Consumer, topic: str) -> None:
         consumer.list_topics(topic, timeout=_LEADERS_SECONDS)
 
 
-def starting_at_the_ends(consumer: Consumer, topic: str, partitions: Iterable[int]) -> list[TopicPartition]:
-    """What to assign to a new consumer so that it reads all that is written after this call.
+def ends(consumer: Consumer, topic: str, partitions: Iterable[int]) -> list[TopicPartition]:
+    """The end of each partition, for a new consumer that is to read all that is written after this call.
 
     A consumer that is assigned `OFFSET_END` asks for the end later, and skips what was written meanwhile. A partition
     that has no leader yet, as right after its creation, is asked for again. Where Kafka does not answer in time, the
-    partitions are `OFFSET_END` after all.
+    ends are `OFFSET_END` after all.
 
     Args:
         consumer: a new one.
@@ -182,11 +182,37 @@ def starting_at_the_ends(consumer: Consumer, topic: str, partitions: Iterable[in
     deadline = time.monotonic() + _LEADERS_SECONDS
     while (left_seconds := deadline - time.monotonic()) > 0:
         with suppress(KafkaException):
-            found = consumer.offsets_for_times(at_the_end, timeout=left_seconds)  # The time -1 stands for the end.
-            if all(each.error is None and each.offset >= 0 for each in found):
-                return found
+            return _offsets(consumer, at_the_end, left_seconds)
         time.sleep(0.02)
     return at_the_end
+
+
+def beginnings(consumer: Consumer, partitions: Sequence[TopicPartition], timeout_seconds: float) -> list[int]:
+    """The first offset of each partition that Kafka keeps.
+
+    Args:
+        consumer: any.
+        partitions: their offsets are ignored.
+        timeout_seconds: how long that may take.
+
+    Raises:
+        KafkaException: Kafka does not return all of them in time.
+    """
+    asked = [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in partitions]
+    return [each.offset for each in _offsets(consumer, asked, timeout_seconds)]
+
+
+def _offsets(consumer: Consumer, asked: list[TopicPartition], timeout_seconds: float) -> list[TopicPartition]:
+    """What `OFFSET_END` or `OFFSET_BEGINNING` stands for in each partition. These numbers mean the same as times.
+
+    Raises:
+        KafkaException: Kafka does not return all of them in time.
+    """
+    found = consumer.offsets_for_times(asked, timeout=timeout_seconds)
+    for each in found:
+        if each.error is not None or each.offset < 0:
+            raise KafkaException(each.error or KafkaError(KafkaError._NO_OFFSET))
+    return found
 
 
 def bounds(

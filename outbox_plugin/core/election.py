@@ -12,7 +12,8 @@ leader, and then none for `silence`, becomes a candidate without ownership. At w
 fence decides between them. In exactly-once delivery, Kafka fences the loser's producer. In at-least-once delivery, the
 database lets only the leader that it remembers mark rows. A leader that hears another leader checks that it has not
 been fenced itself, and ends its term if it has. A follower that has listened for as long and has heard no leader at all
-does the same: brokers make the first member of a group wait for 3 s before they give it a partition.
+does the same: brokers make the first member of a group wait for 3 s before they give it a partition. One that finds
+at its start that nobody leads need not listen.
 
 So a leader may lead without ownership. One that loses ownership goes on as well, until the owner asks for the shard
 (`core.leadership_transfer`).
@@ -146,6 +147,11 @@ class Election:
     def assume_another_leads(self, now: float) -> None:
         """Assume that somebody leads whom we have not heard yet, for example after this process was stopped."""
         self._other, self._other_heard_at, self._vacant_since = None, now, None
+
+    def assume_nobody_leads(self, now: float) -> None:
+        """Assume that nobody leads, unless somebody has been heard: so it was when we connected."""
+        if self._other_heard_at is None and self._term is None:
+            self._vacated(now)
 
     def begin_term(self, leader_id: str, now: float) -> None:
         """Begin a term of ours under `leader_id`, which has never been used before."""

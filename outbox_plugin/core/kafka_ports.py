@@ -119,6 +119,14 @@ class Membership(Protocol):
         """
         ...
 
+    def take_vacant(self) -> Set[int]:
+        """The shards of which `receive` has found since the last call that nobody led them when we connected.
+
+        Their last leader had resigned (`core.last_leader`), or nobody has sent a heartbeat for as long as Kafka keeps
+        them.
+        """
+        ...
+
     def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
         """The last record since the last call that looks like a heartbeat, but is not signed by this outbox.
 

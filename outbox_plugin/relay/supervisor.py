@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from outbox_plugin.core.kafka_ports import Membership
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
@@ -94,8 +94,18 @@ class Supervisor:
             heard_by = self._shards.get(heartbeat.shard)
             if heard_by is not None and self._is_of_our_layout(heartbeat):
                 heard_by.receive(heartbeat, self._clock())
+        self._take_vacant(self._membership.take_vacant())
         if self._is_new:
             self._refuse_other_outbox(self._membership.take_unsigned_heartbeat())
+
+    def _take_vacant(self, vacant: Set[int]) -> None:
+        """Lead what nobody leads, without listening first, if it is the only shard.
+
+        Of several, each harvester waits for its own: the first one to start would lead all of them.
+        """
+        if len(self._shards) == 1:
+            for number in vacant & self._shards.keys():
+                self._shards[number].election.assume_nobody_leads(self._clock())
 
     def _check_topics(self, now: float) -> None:
         if now - self._silent_since > SILENT_SECONDS:

@@ -18,7 +18,7 @@ def test_two_outboxes_in_one_harvester(settings: Settings, rest: float | None) -
         assert report.at_rest.postgres_connections >= 2
         assert report.at_rest.kafka_connections >= 2
     else:
-        assert (report.at_rest.postgres_connections, report.at_rest.kafka_connections) == (1, 0)
+        assert (report.at_rest.postgres_connections, report.at_rest.kafka_connections) == (2, 0)
     assert report.drain_ratio > 0
     assert report.takeover_seconds > 0
     assert "2 outboxes at rest" in report.lines()[-1]

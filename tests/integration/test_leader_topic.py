@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import pytest
@@ -14,26 +14,35 @@ from outbox_plugin.adapters import kafka_reader
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.core.last_leader import TAIL_HEARTBEATS
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.core.signing import Signer
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
 
+SECRET = b"s" * 32
+
+
 @contextmanager
-def member(settings: Settings, instance: str) -> Iterator[KafkaMembership]:
+def member(settings: Settings, instance: str, secret: bytes = SECRET) -> Iterator[KafkaMembership]:
     """A member of the leader group, which leaves it in the end."""
-    membership = KafkaMembership(settings, KafkaNames.of(settings), 1, Signer(b"s" * 32), instance)
+    membership = KafkaMembership(settings, KafkaNames.of(settings), 1, Signer(secret), instance)
     try:
         yield membership
     finally:
         membership.leave(timeout_seconds=1.0)
 
 
-def heartbeat(instance: str, number: int) -> LeaderHeartbeat:
+def heartbeat(instance: str, number: int, phase: Phase = "candidate") -> LeaderHeartbeat:
     since = "2026-01-01T00:00:00+00:00"
-    return LeaderHeartbeat(0, "candidate", "", instance, "host", 1, since, "i", "p", published=number)
+    return LeaderHeartbeat(0, phase, "", instance, "host", 1, since, "i", "p", published=number)
+
+
+def create_topics(settings: Settings) -> None:
+    with closing(KafkaAdmin.at_start(settings)) as admin:
+        admin.ensure_topics(KafkaNames.of(settings), 1)
 
 
 def first_heard(membership: KafkaMembership, instance: str) -> int:
@@ -68,9 +77,42 @@ def test_a_new_member_hears_the_first_heartbeat_that_it_sends(
 ) -> None:
     """It takes over once it hears itself. A reader that began behind the heartbeat would have to wait for the next."""
     monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 30.0)  # However slow this machine is.
-    with closing(KafkaAdmin.at_start(settings)) as admin:
-        admin.ensure_topics(KafkaNames.of(settings), 1)
+    create_topics(settings)
     with member(settings, instance) as membership:
         eventually(lambda: membership.owned() == {0}, 30)
         heard = first_heard(membership, instance)
     assert heard == first_sent(settings)
+
+
+def send(settings: Settings, instance: str, phases: Sequence[Phase], secret: bytes = SECRET) -> None:
+    """Let a member send these heartbeats, and leave."""
+    with member(settings, instance, secret) as membership:
+        for number, phase in enumerate(phases):
+            membership.send(heartbeat(instance, 100 + number, phase))
+
+
+@pytest.mark.parametrize(
+    ("phases", "vacant"),
+    [
+        ([], {0}),
+        (["candidate", "leader", "resigned"], {0}),
+        (["leader", "resigned", "waiting"], {0}),
+        (["leader", "resigned", "candidate", "leader"], set()),
+        (["leader"], set()),
+        (["leader", "resigned"] + TAIL_HEARTBEATS * ["waiting"], set()),
+    ],
+    ids=["nobody", "resigned", "waiting", "leader again", "leader", "long ago"],
+)
+def test_a_new_member_learns_whether_the_last_leader_has_resigned(
+    settings: Settings, phases: Sequence[Phase], vacant: set[int]
+) -> None:
+    """What was sent before does not count as heard, and what somebody else has written counts for nothing."""
+    create_topics(settings)
+    send(settings, "earlier", phases)
+    if phases:
+        send(settings, "stranger", ["resigned"], secret=b"x" * 32)
+    with member(settings, "late") as membership:
+        assert first_heard(membership, "late") == 0
+        assert membership.take_unsigned_heartbeat() is None
+        assert membership.take_vacant() == vacant
+        assert membership.take_vacant() == set()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from outbox_plugin.core import repeated_requests
 from outbox_plugin.core.heartbeat_codec import HeartbeatCodec, LeaderRecord
 from outbox_plugin.core.kafka_ports import SendResult
+from outbox_plugin.core.last_leader import TAIL_HEARTBEATS, LastLeader
 from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord, Numbering
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 from outbox_plugin.core.progress import ProgressRecord
@@ -538,6 +539,7 @@ class SimulatedMembership:
         self._lock = process.lock()
         self._changed = process.condition(self._lock)
         self._lost_contact: float | None = None
+        self._vacant = {shard for shard in range(shards) if self._is_vacant(shard)}
         self._group.listeners.append(self)
         self._group.join(self._member)
 
@@ -579,6 +581,23 @@ class SimulatedMembership:
             arrived, self._arrived = self._arrived, []
         decoded = [(record, self._group.decode(record, self._codec)) for record in arrived]
         return [beat for record, beat in decoded if self._codec.is_new(record, beat) and beat is not None]
+
+    def _is_vacant(self, shard: int) -> bool:
+        """Whether the last records of the shard's partition show that nobody leads."""
+        if not self._server.reaches(self._process):
+            return False
+        if not (records := self._group.heartbeats.get(shard, [])):
+            return True
+        last_leader = LastLeader()
+        for record in records[-TAIL_HEARTBEATS:]:
+            beat = self._group.decode(record, self._codec)
+            if self._codec.is_new(record, beat) and beat is not None:
+                last_leader.take(beat)
+        return last_leader.has_resigned
+
+    def take_vacant(self) -> set[int]:
+        vacant, self._vacant = self._vacant, set()
+        return vacant
 
     def take_unsigned_heartbeat(self) -> None:
         """No other outbox has our group."""

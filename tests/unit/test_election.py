@@ -64,6 +64,27 @@ def test_a_follower_that_hears_nothing_waits_for_ownership() -> None:
     assert election.awaits_own_heartbeat
 
 
+def test_a_follower_that_finds_at_its_start_that_nobody_leads_takes_over_without_listening() -> None:
+    election = follower()
+    election.assume_nobody_leads(10.0)
+    assert election.tick(10.1) is Action.ACQUIRE
+    election.receive(beat("other", "candidate"), 10.1)
+    assert election.tick(10.2) is Action.FOLLOW
+
+
+def test_what_was_found_at_the_start_counts_less_than_what_has_been_heard_since() -> None:
+    election = follower()
+    election.receive(beat("other"), 9.9)
+    election.assume_nobody_leads(10.0)
+    assert election.tick(10.1) is Action.FOLLOW
+
+
+def test_without_fencing_a_shard_without_a_leader_is_left_to_the_owner() -> None:
+    election = follower(early_takeover=False)
+    election.assume_nobody_leads(10.0)
+    assert election.tick(1_000.0) is Action.FOLLOW
+
+
 def test_a_follower_that_listens_and_hears_no_leader_takes_over_without_ownership() -> None:
     """The group coordinator of a broker gives the first member its partitions after 3 s."""
     election = follower()

@@ -17,8 +17,8 @@ from outbox_plugin.adapters.kafka_reader import (
     OffsetSpan,
     PartitionReader,
     bounds,
+    ends,
     reader_config,
-    starting_at_the_ends,
 )
 
 END = KafkaError(KafkaError._PARTITION_EOF)
@@ -175,11 +175,11 @@ def test_ends_are_asked_again_while_a_partition_has_no_leader() -> None:
             return [TopicPartition(each.topic, each.partition, 7 + each.partition) for each in partitions]
 
     client: Any = Consumer()
-    assert [each.offset for each in starting_at_the_ends(client, "t", range(2))] == [7, 8]
+    assert [each.offset for each in ends(client, "t", range(2))] == [7, 8]
     assert asked == 2 * [[("t", 0, OFFSET_END), ("t", 1, OFFSET_END)]]
 
 
-def test_a_reader_starts_at_the_ends_though_kafka_does_not_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_may_start_at_the_ends_though_kafka_does_not_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 0.1)
 
     class Consumer:
@@ -189,4 +189,4 @@ def test_a_reader_starts_at_the_ends_though_kafka_does_not_name_them(monkeypatch
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     client: Any = Consumer()
-    assert [each.offset for each in starting_at_the_ends(client, "t", range(2))] == [OFFSET_END, OFFSET_END]
+    assert [each.offset for each in ends(client, "t", range(2))] == [OFFSET_END, OFFSET_END]

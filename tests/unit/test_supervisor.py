@@ -37,6 +37,9 @@ class SlowMembership:
         heard, self.unheard = self.unheard, []
         yield from heard
 
+    def take_vacant(self) -> set[int]:
+        return set()
+
     def take_unsigned_heartbeat(self) -> LeaderHeartbeat | None:
         return None
 
