@@ -29,7 +29,7 @@ class LeaderTopicTail:
             topic: the leader topic.
             partitions: their numbers.
         """
-        self._ends: dict[int, int] = {}  # Of partitions that have not been read to what was their end.
+        self._unread: dict[int, range] = {}  # The offsets of each partition's records, until they have been read.
         self._last_leaders: dict[int, LastLeader] = {}
         self._vacant: set[int] = set()
         self.starts = ends(consumer, topic, partitions)
@@ -46,7 +46,8 @@ class LeaderTopicTail:
             start = max(first, each.offset - TAIL_HEARTBEATS)
             self.starts.append(TopicPartition(topic, each.partition, start))
             if start < each.offset:
-                self._ends[each.partition], self._last_leaders[each.partition] = each.offset, LastLeader()
+                self._unread[each.partition] = range(start, each.offset)
+                self._last_leaders[each.partition] = LastLeader()
             else:  # It is empty.
                 self._vacant.add(each.partition)
 
@@ -57,14 +58,14 @@ class LeaderTopicTail:
             record: any.
             heartbeat: what it says; None unless it is a heartbeat of this outbox, and new.
         """
-        if (end := self._ends.get(record.shard)) is None:
+        if (offsets := self._unread.get(record.shard)) is None:
             return False
-        last_leader, was_there = self._last_leaders[record.shard], record.offset < end
+        last_leader, was_there = self._last_leaders[record.shard], record.offset in offsets
         if was_there and heartbeat is not None:
             last_leader.take(heartbeat)
-        if record.offset + 1 >= end:
-            del self._ends[record.shard], self._last_leaders[record.shard]
-            if last_leader.has_resigned:
+        if record.offset not in offsets[:-1]:  # It is the last one, or there are none any more.
+            del self._unread[record.shard], self._last_leaders[record.shard]
+            if was_there and last_leader.has_resigned:
                 self._vacant.add(record.shard)
         return was_there
 

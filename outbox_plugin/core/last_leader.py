@@ -15,15 +15,17 @@ class LastLeader:
 
     def __init__(self) -> None:
         """Nothing has been taken in."""
-        self._leader: str | None = None
+        self._leader: str | None = None  # The leader id of the last leader that has not resigned.
         self._has_resigned = False
 
     def take(self, heartbeat: LeaderHeartbeat) -> None:
         """Take in the next heartbeat."""
         if heartbeat.phase in ("candidate", "leader"):
-            self._leader, self._has_resigned = heartbeat.leader_id, False
-        elif heartbeat.phase == "resigned" and self._leader in (None, heartbeat.leader_id):  # Not an earlier leader.
-            self._has_resigned = not heartbeat.successor
+            self._has_resigned = False
+        if heartbeat.phase == "leader":
+            self._leader = heartbeat.leader_id
+        elif heartbeat.phase == "resigned" and self._leader in (None, heartbeat.leader_id):
+            self._leader, self._has_resigned = None, not heartbeat.successor
 
     @property
     def has_resigned(self) -> bool:

@@ -25,6 +25,8 @@ def beat(leader: str, phase: Phase, successor: str = "") -> LeaderHeartbeat:
         ([beat("a", "resigned"), beat("b", "candidate")], False),
         ([beat("b", "leader"), beat("a", "resigned")], False),
         ([beat("a", "leader"), beat("b", "leader"), beat("a", "resigned")], False),
+        ([beat("a", "leader"), beat("b", "candidate"), beat("b", "resigned")], False),
+        ([beat("a", "leader"), beat("a", "resigned"), beat("b", "candidate"), beat("b", "resigned")], True),
         ([beat("a", "leader"), beat("b", "leader"), beat("b", "resigned")], True),
         ([beat("a", "leader"), beat("a", "resigned", successor="b-host")], False),
         ([beat("a", "resigned", successor="b-host"), beat("b", "leader"), beat("b", "resigned")], True),
