@@ -89,6 +89,9 @@ def outbox(context: click.Context) -> None:
     logs.configure(LogSettings(), logs.to_stderr(), "INFO" if context.invoked_subcommand == "harvest" else "WARNING")
 
 
+_WAKE_UP_NOTES = {True: "; writers wake its harvesters", False: "; writers do not wake its harvesters", None: ""}
+
+
 @outbox.command()
 @click.option("--wake-up/--no-wake-up", default=None, help="Install, or remove, the trigger that wakes harvesters.")
 @click.option("--sql", "as_sql", is_flag=True, help="Change nothing; print the SQL, for somebody else to run.")
@@ -104,7 +107,7 @@ def migrate(wake_up: bool | None, as_sql: bool) -> None:
             continue
         applied = migrate(settings, wake_up=wake_up)
         done = f"applied to {settings.table}: {', '.join(applied)}" if applied else f"{settings.table} is up to date"
-        click.echo(done)
+        click.echo(done + _WAKE_UP_NOTES[wake_up])
 
 
 @outbox.command()

@@ -23,6 +23,7 @@ from confluent_kafka import Producer
 from outbox_plugin import Event, Settings
 from outbox_plugin.adapters.kafka_tokens import TokenCallback, TokenProvider
 from outbox_plugin.inbox import Inbox, Received
+from outbox_plugin.schema.migrate import migrate
 from tests.documents import CHECKOUT, DOCS, PAGES, blocks, blocks_of, name_of
 from tests.harvesting import drained, environment, harvesters, run_outbox
 from tests.inbox_support import produce, query
@@ -229,6 +230,16 @@ def test_every_page_with_python_is_run_somewhere() -> None:
 def test_sql_runs(settings: Settings, block: str) -> None:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         connection.execute(block.encode())
+
+
+@pytest.mark.integration
+def test_nothing_is_left_of_an_outbox_that_was_removed_as_the_page_says(settings: Settings) -> None:
+    migrate(settings, wake_up=True)
+    [block] = blocks_of(DOCS / "reference" / "what-is-deleted-when.md", "sql")
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(f"{block.text}; DROP SCHEMA outbox_staging".encode())
+    assert query(settings, "SELECT relname FROM pg_class WHERE relname LIKE 'outbox%%'") == []
+    assert query(settings, "SELECT proname FROM pg_proc WHERE proname LIKE 'outbox%%'") == []
 
 
 @pytest.mark.integration
