@@ -38,7 +38,7 @@ class LogView:
         """Take in what is kept beside the log, before the log is read."""
         for pause in kept.pauses.values():
             for world in self.worlds.values():
-                world.apply(pause, float(pause.timestamp))
+                world.remember_pause(pause)
         for key, position in kept.positions.items():
             self.remember(key, position.offset, position.topic_id, position.at)
 

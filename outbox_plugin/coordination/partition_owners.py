@@ -165,6 +165,7 @@ class World:
         self._since = since
         self._claims: dict[Key, _ClaimState] = {}
         self._groups: dict[str, _Group] = {}
+        self._kept_pauses: dict[str, ReleaseGroup] = {}  # They count at the end, where the log has no later word.
 
     def apply(self, message: Message, now: float) -> bool:
         """Apply the log's next message, which was appended at `now`. Returns whether it counted."""
@@ -172,6 +173,7 @@ class World:
         if group is None:
             group = self._groups[message.group_id] = _Group()
         if isinstance(message, ReleaseGroup):
+            self._kept_pauses.pop(message.group_id, None)
             return self._release_group(group, message, now)
         holder = Holder(message.instance_id, message.client_id)
         key = Key(message.group_id, message.topic, message.partition)
@@ -218,10 +220,26 @@ class World:
         if at < self._since:
             claim.recall()
 
+    def remember_pause(self, message: ReleaseGroup) -> None:
+        """Remember a group's last pause, or its end.
+
+        If the part of the log that is read has it, it counts from its place on: what was claimed before it counts, and
+        so does a holder's release behind it.
+
+        Args:
+            message: as it was in the log.
+        """
+        if message.timestamp < self._since:
+            self.apply(message, float(message.timestamp))
+        else:
+            self._kept_pauses[message.group_id] = message
+
     def recall_all(self) -> None:
-        """Let remembered positions count, because all of the log has been read."""
+        """Let remembered positions and pauses count, because all of the log has been read."""
         for claim in self._claims.values():
             claim.recall()
+        for message in [*self._kept_pauses.values()]:
+            self.apply(message, float(message.timestamp))
 
     def left_by(self, group_id: str, topic: str, partition: int) -> Holder | None:
         """Return the instance that released a free partition itself.

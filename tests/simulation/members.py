@@ -320,7 +320,7 @@ class Simulation:
             limit=None,
         )
         if self.pause is not None:
-            member.view.worlds[0].apply(self.pause, float(self.pause.timestamp))
+            member.view.worlds[0].remember_pause(self.pause)
         for tp, (at, offset, topic_id) in self.kept.items():
             member.view.remember(Key(GROUP, *tp), offset, topic_id, at)
         entries = self.log[self.log_begins :]

@@ -106,6 +106,10 @@ def remember_before_its_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(World, "remember", at_once)
 
 
+def pause_before_the_log_says_so(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(World, "remember_pause", lambda world, pause: world.apply(pause, float(pause.timestamp)))
+
+
 def forget_what_was_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_ClaimState, "recall", lambda _: None)
 
@@ -175,6 +179,12 @@ CUT: Faults = tuple(
     for at in range(4, 46, 6)
     for seconds, kind in ((0.0, "away"), (1.0, "cut"), (2.0, "cut"))
 )
+CUT_AND_PAUSED: Faults = (
+    *((30.0 + step / 10, "cut", 0, 1.0) for step in range(4)),
+    (30.6, "away", 0, 3.0),
+    (31.0, "pause", 0, 9.0),
+    (33.62, "kill", 0, 1.0),
+)
 KILLED = replace(AT_MOST_ONCE, processes=1, faults=((20.0, "kill", 0, 34.0),))
 
 PLANTS: list[tuple[Plant, Plan, str]] = [
@@ -185,6 +195,7 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (hand_out_what_the_log_has_not_promised, AT_MOST_ONCE, "twice"),
     (remember_before_its_time, replace(HELD, faults=ANEW), "lost|stands still"),
     (say_only_once_that_a_partition_was_cut, replace(HELD, faults=CUT), "lost|stands still"),
+    (pause_before_the_log_says_so, replace(HELD, faults=CUT_AND_PAUSED), "lost|stands still"),
     (forget_what_was_kept, KILLED, "twice"),
     (forget_what_the_log_has_granted_before_it_is_kept, replace(AT_MOST_ONCE, faults=IMITATED), "twice"),
     (keep_positions_by_a_clock_that_goes_back, replace(AT_MOST_ONCE, faults=SET_BACK), "twice"),
