@@ -143,7 +143,7 @@ class Handling:
                     if has_ended:
                         ended_by = record
                         break
-                    if session.has_savepoints:
+                    if session.may_have_savepoints:
                         await self._handled_keys.mark(session, begun, marked, number)
                         marked = number
         except Exception:

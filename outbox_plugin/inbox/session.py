@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
-from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -23,6 +22,7 @@ from psycopg.rows import tuple_row
 from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.received import Received
 from outbox_plugin.schema.connection import connect, connect_async
+from outbox_plugin.schema.watched_connection import WatchedAsyncConnection, WatchedConnection
 from outbox_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ AsyncBatchHandler = Callable[[psycopg.AsyncConnection[Any], list[Received]], Awa
 Events = Received | list[Received]
 Row = tuple[Any, ...]
 T = TypeVar("T")
-_AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+_AnyConnection = WatchedConnection[Any] | WatchedAsyncConnection[Any]
+_WATCHED = (WatchedConnection, WatchedAsyncConnection)
 _SIGN = b"application_name"
 # As plain numbers, which libpq gives: they are compared after each event.
 _ACTIVE, _IN_TRANSACTION = int(TransactionStatus.ACTIVE), int(TransactionStatus.INTRANS)
@@ -84,8 +85,8 @@ class HandlerSession(Protocol):
         ...
 
     @property
-    def has_savepoints(self) -> bool:
-        """Whether a handler has made savepoints since the transaction began."""
+    def may_have_savepoints(self) -> bool:
+        """Whether a handler may have made savepoints since the transaction began."""
         ...
 
     def new_sign(self) -> str:
@@ -99,9 +100,6 @@ class HandlerSession(Protocol):
     async def close(self) -> None:
         """Close the connection."""
         ...
-
-
-_with_savepoints: WeakSet[_AnyConnection] = WeakSet()  # A handler has made savepoints since the transaction began.
 
 
 class _SessionState:
@@ -124,16 +122,20 @@ class _SessionState:
         self._trusted = False
 
     @property
-    def has_savepoints(self) -> bool:
-        """Whether a handler has made savepoints since the transaction began."""
-        return self._connection in _with_savepoints
+    def may_have_savepoints(self) -> bool:
+        """Whether a handler may have made savepoints since the transaction began.
+
+        A handler need not use our cursors: there are psycopg's own, pipelines and COPY. Whatever went past ours counts.
+        """
+        assert self._connection is not None  # noqa: S101
+        return self._connection.requests != self._connection.noted_requests
 
     def new_sign(self) -> str:
         """Return a sign for the next transaction, which no other one of this connection has."""
         assert self._connection is not None  # noqa: S101
         shown = self._connection.pgconn.parameter_status(_SIGN) or b""
         self._number += 1
-        _with_savepoints.discard(self._connection)
+        self._connection.noted_requests = self._connection.requests
         return f"{shown.decode('ascii', 'replace')[:_MAX_NAME_CHARACTERS]} #{self._number}"
 
     def shows(self, sign: str) -> bool:
@@ -158,7 +160,7 @@ class ThreadSession(_SessionState):
     def __init__(self, settings: Settings, handler: Callable[[Any, Any], None]) -> None:
         super().__init__(settings)
         self._handler = handler
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: WatchedConnection[Any] | None = None
 
     async def connect(self) -> None:
         """Make a new connection if there is none, it does not work, or a handler may have changed it."""
@@ -180,7 +182,7 @@ class ThreadSession(_SessionState):
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
         """Run a statement, and return its rows, if it has any."""
         assert self._connection is not None  # noqa: S101 - `connect` comes first.
-        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row).execute(query, values)
+        cursor = _NotingCursor(self._connection, row_factory=tuple_row).execute(query, values)
         return cursor.fetchall() if cursor.description else []
 
     async def handle(self, events: Events) -> None:
@@ -214,7 +216,7 @@ class TaskSession(_SessionState):
     def __init__(self, settings: Settings, handler: Callable[[Any, Any], Awaitable[None]]) -> None:
         super().__init__(settings)
         self._handler = handler
-        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._connection: WatchedAsyncConnection[Any] | None = None
 
     async def connect(self) -> None:
         """Make a new connection if there is none, it does not work, or a handler may have changed it."""
@@ -236,7 +238,7 @@ class TaskSession(_SessionState):
     async def fetch(self, query: Composed | SQL, values: dict[str, object] | None = None) -> list[Row]:
         """Run a statement, and return its rows, if it has any."""
         assert self._connection is not None  # noqa: S101
-        cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
+        cursor = _NotingAsyncCursor(self._connection, row_factory=tuple_row)
         await cursor.execute(query, values)
         return await cursor.fetchall() if cursor.description else []
 
@@ -271,11 +273,11 @@ class TaskSession(_SessionState):
 # One class for all sessions: Python optimises psycopg's code for the class that it sees, and classes of sessions would
 # take turns.
 class _NotingCursor(psycopg.Cursor[Any]):
-    """A cursor that notes when a handler makes a savepoint."""
+    """A cursor that notes which requests have made no savepoint."""
 
     def execute(self, *arguments: Any, **named: Any) -> Self:
         super().execute(*arguments, **named)
-        _note_savepoints(self.connection, self._results)
+        _note(self.connection, self._results)
         return self
 
 
@@ -284,14 +286,20 @@ class _NotingAsyncCursor(psycopg.AsyncCursor[Any]):
 
     async def execute(self, *arguments: Any, **named: Any) -> Self:
         await super().execute(*arguments, **named)
-        _note_savepoints(self.connection, self._results)
+        _note(self.connection, self._results)
         return self
 
 
-def _note_savepoints(connection: _AnyConnection, results: Sequence[PGresult]) -> None:
+def _note(connection: object, results: Sequence[PGresult]) -> None:
+    """Note a request whose results are known, as they are not in a pipeline, and of which none is a savepoint."""
+    if not results or not isinstance(
+        connection, WatchedConnection | WatchedAsyncConnection
+    ):  # A handler may give others our class.
+        return
     for result in results:
         if result.command_status == b"SAVEPOINT":
-            _with_savepoints.add(connection)
+            return
+    connection.noted_requests += 1
 
 
 class Begun(NamedTuple):

@@ -124,9 +124,9 @@ class TracedSession:
         return self._session.lost
 
     @property
-    def has_savepoints(self) -> bool:
-        """Whether a handler has made savepoints since the transaction began."""
-        return self._session.has_savepoints
+    def may_have_savepoints(self) -> bool:
+        """Whether a handler may have made savepoints since the transaction began."""
+        return self._session.may_have_savepoints
 
     async def connect(self) -> None:
         """Make a new connection where that is needed."""

@@ -35,7 +35,7 @@ _PATIENT = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 
 
 def connect(
     settings: Settings, *, purpose: str = "outbox", own_name: bool = False
-) -> psycopg.Connection[tuple[Any, ...]]:
+) -> WatchedConnection[tuple[Any, ...]]:
     """A connection in autocommit mode that works behind a transaction-mode pooler: no statement is prepared.
 
     Time-outs for idle sessions that a role or a database sets do not end it; those in the DSN do.
@@ -69,7 +69,7 @@ def connect_patiently(settings: Settings, *, purpose: str = "outbox") -> psycopg
     return _kept(_connected(psycopg.Connection[tuple[Any, ...]], options), settings, options)
 
 
-async def connect_async(settings: Settings, *, purpose: str = "outbox") -> psycopg.AsyncConnection[tuple[Any, ...]]:
+async def connect_async(settings: Settings, *, purpose: str = "outbox") -> WatchedAsyncConnection[tuple[Any, ...]]:
     """Like `connect`, for asyncio."""
     options = _options(settings, purpose, _KEEPALIVE)
     attempt = WatchedAsyncConnection[tuple[Any, ...]].connect(**options, autocommit=True, prepare_threshold=None)

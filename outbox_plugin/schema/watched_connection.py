@@ -33,6 +33,8 @@ class WatchedConnection(psycopg.Connection[Row]):
     probe_options: dict[str, Any]
     probe_query: sql.Composed
     probe_name: str | None = None  # The session's application_name if it is unique, else None.
+    requests = 0  # How often psycopg has asked the server for anything.
+    noted_requests = 0  # How many of these a session knows to have made no savepoint.
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Wait for the server, as psycopg's own method does. Every wait of psycopg calls it.
@@ -45,6 +47,7 @@ class WatchedConnection(psycopg.Connection[Row]):
         Raises:
             NoAnswer: the path to the server is dead; the connection is closed.
         """
+        self.requests += 1
         return super().wait(_watched(gen, self.pgconn, lambda: _probe(self)), *args, **kwargs)
 
 
@@ -54,6 +57,8 @@ class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
     probe_options: dict[str, Any]
     probe_query: sql.Composed
     probe_name: str | None = None
+    requests = 0
+    noted_requests = 0
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Wait for the server. If the path to it is dead, close the connection and raise NoAnswer.
@@ -63,6 +68,7 @@ class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
             args: are passed on to psycopg.
             kwargs: are passed on to psycopg.
         """
+        self.requests += 1
         return await super().wait(_watched(gen, self.pgconn, lambda: _probe(self)), *args, **kwargs)
 
 

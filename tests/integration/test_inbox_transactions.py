@@ -135,14 +135,35 @@ def test_session_state_that_a_handler_leaves_behind_harms_no_other_event(
     assert letters(ready) == []
 
 
+def by_a_pipeline(connection: psycopg.Connection[Any], statement: str) -> None:
+    with connection.pipeline():
+        connection.execute(statement.encode())
+
+
+def by_a_stream(connection: psycopg.Connection[Any], statement: str) -> None:
+    with connection.cursor() as cursor, suppress(psycopg.ProgrammingError):  # It has no rows.
+        list(cursor.stream(statement.encode()))
+
+
+@pytest.mark.parametrize(
+    "execute",
+    [
+        lambda connection, statement: connection.execute(statement.encode()),
+        lambda connection, statement: psycopg.ClientCursor(connection).execute(statement),
+        lambda connection, statement: connection.cursor().executemany(statement, [()]),
+        by_a_pipeline,
+        by_a_stream,
+    ],
+    ids=["connection", "cursor of another class", "executemany", "pipeline", "stream"],
+)
 def test_an_event_that_goes_back_to_a_savepoint_of_an_event_before_it_undoes_nothing_of_that(
-    ready: Settings, topic: str, group: str
+    ready: Settings, topic: str, group: str, execute: Callable[[psycopg.Connection[Any], str], None]
 ) -> None:
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
         if event.value == b"guilty":
             connection.execute("ROLLBACK TO SAVEPOINT mine")
         else:
-            connection.execute("SAVEPOINT mine")
+            execute(connection, "SAVEPOINT mine")
         record_effect(connection, event)
 
     sent = numbered(ready, topic, GUILTY)

@@ -149,7 +149,7 @@ class _Transaction:
 class Session:
     """A connection of a worker, and the handler that it runs: `HandlerSession`."""
 
-    has_savepoints = False
+    may_have_savepoints = False
 
     def __init__(self, chance: Chance, postgres: Postgres, judge: Callable[[Received], None]) -> None:
         """`judge` is called with each record whose effect is committed."""
