@@ -165,10 +165,10 @@ def _refused(status: Status) -> list[str]:
 def _keep_showing(read: Callable[[], ByTable]) -> None:
     """Show the status, and refresh it every two seconds, until Ctrl-C."""
     console = Console()
-    with console.status("asking Postgres and Kafka"):
-        found = read()
-    live = Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False)
     with exit_on({*ending_signals()} - {signal.SIGINT}), suppress(KeyboardInterrupt):
+        with console.status("asking Postgres and Kafka"):  # It hides the cursor until it ends.
+            found = read()
+        live = Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False)
         try:
             live.start(refresh=True)
             while True:
