@@ -65,22 +65,26 @@ class TenantWakeUp:
             self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        backoff = Backoff(_RETRY_FIRST, _RETRY_LAST)
+        backoff, told = Backoff(_RETRY_FIRST, _RETRY_LAST), ""
         while not self._closed.is_set():
             try:
                 with closing(connect(self._pattern, purpose="outbox tenants (wake-up)")) as connection:
-                    backoff.succeeded()
-                    self._listen(_Locks(self._pattern, connection))
-            except (psycopg.Error, ServerRefused) as error:
+                    self._listen(_Locks(self._pattern, connection), backoff)
+            except (psycopg.Error, ServerRefused) as error:  # Whoever reads the tenants' activity says so.
                 logger.debug("writers do not wake tenants at rest: %s", one_line(error))
+            except Exception as error:  # Whatever it is, the tenants are polled, and it may pass.
+                if (reason := one_line(error)) != told:
+                    logger.warning("writers do not wake tenants at rest: %s", reason)
+                told = reason
             self._closed.wait(backoff.wait())
 
-    def _listen(self, locks: _Locks) -> None:
+    def _listen(self, locks: _Locks, backoff: Backoff) -> None:
         arm_at, armed_for = time.monotonic(), frozenset[str]()
         while not self._closed.is_set():
             resting, now = self._resting, time.monotonic()
             if now >= arm_at or resting - armed_for:
                 locks.arm(resting)
+                backoff.succeeded()
                 arm_at, armed_for = now + ARM_AGAIN_SECONDS, resting
             else:
                 locks.disarm_all_but(resting)
