@@ -292,9 +292,7 @@ class _NotingAsyncCursor(psycopg.AsyncCursor[Any]):
 
 def _note(connection: object, results: Sequence[PGresult]) -> None:
     """Note a request whose results are known, as they are not in a pipeline, and of which none is a savepoint."""
-    if not results or not isinstance(
-        connection, WatchedConnection | WatchedAsyncConnection
-    ):  # A handler may give others our class.
+    if not results or not isinstance(connection, _WATCHED):  # A handler may give another connection our class.
         return
     for result in results:
         if result.command_status == b"SAVEPOINT":
