@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -85,10 +86,11 @@ def test_a_new_member_hears_the_first_heartbeat_that_it_sends(
 
 
 def send(settings: Settings, instance: str, phases: Sequence[Phase], secret: bytes = SECRET) -> None:
-    """Let a member send these heartbeats, and leave."""
+    """Let a member send these heartbeats, and leave. A leader that has resigned leads again under another id."""
     with member(settings, instance, secret) as membership:
         for number, phase in enumerate(phases):
-            membership.send(heartbeat(instance, 100 + number, phase))
+            leader_id = f"term {phases[:number].count('resigned')}"
+            membership.send(replace(heartbeat(instance, 100 + number, phase), leader_id=leader_id))
 
 
 @pytest.mark.parametrize(
