@@ -24,6 +24,8 @@ class LeaderTopicTail:
     def __init__(self, consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
         """Ask Kafka for the partitions' bounds. If it does not answer in time, the consumer starts at the ends.
 
+        It does so, too, where there are several partitions. Who led before matters for an only shard alone.
+
         Args:
             consumer: a new one.
             topic: the leader topic.
@@ -33,7 +35,7 @@ class LeaderTopicTail:
         self._last_leaders: dict[int, LastLeader] = {}
         self._vacant: set[int] = set()
         self.starts = ends(consumer, topic, partitions)
-        if all(each.offset != OFFSET_END for each in self.starts):
+        if len(self.starts) == 1 and self.starts[0].offset != OFFSET_END:
             self._begin_before_the_ends(consumer, topic)
 
     def _begin_before_the_ends(self, consumer: Consumer, topic: str) -> None:

@@ -75,6 +75,14 @@ def test_where_they_are_gone_all_records_are_new_and_tell_nothing(offset: int) -
     assert found.take_vacant() == set()
 
 
+def test_of_several_partitions_nothing_old_is_read() -> None:
+    """A harvester of several shards listens before it leads any: it would read them for nothing."""
+    consumer: Any = Consumer(3, 9)
+    found = LeaderTopicTail(consumer, "t", range(2))
+    assert starts(found) == [9, 9]
+    assert found.take_vacant() == set()
+
+
 def test_an_empty_partition_has_no_leader() -> None:
     found = tail(7, 7)
     assert starts(found) == [7]
