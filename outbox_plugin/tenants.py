@@ -127,10 +127,10 @@ class TenantHarvesters(Background):
         self._read_at = float("-inf")  # When the last read began.
         self._read_error: str | None = None
         self._wake_up = TenantWakeUp(settings, self._notified)
-        self._has_rows = threading.Event()  # Set when a row was inserted for a tenant at rest.
+        self._was_notified = threading.Event()  # Set from a writer's notification to the read that follows it.
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
-        self._check_now = threading.Event()  # Set when a read has ended, and to stop.
+        self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: TenantsTelemetry | None = None  # If OUTBOX_LISTEN is set.
 
@@ -221,13 +221,13 @@ class TenantHarvesters(Background):
 
     def _notified(self) -> None:
         """A writer says that it has inserted a row for a tenant at rest: look at once."""
-        self._has_rows.set()
+        self._was_notified.set()
         self._check_now.set()
 
     @property
     def _seconds_between_reads(self) -> float:
         """At least so long after the beginning of one read of the tenants' activity, the next one begins."""
-        return NOTIFIED_SECONDS if self._has_rows.is_set() else CHECK_SECONDS
+        return NOTIFIED_SECONDS if self._was_notified.is_set() else CHECK_SECONDS
 
     def _poll_activity(self, rest: RestingTenants, now: float) -> None:
         """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
@@ -241,7 +241,7 @@ class TenantHarvesters(Background):
                 self._listen_to_writers(rest.resting)
         if self._reading is None and now - self._read_at >= self._seconds_between_reads:
             self._read_at = now
-            self._has_rows.clear()
+            self._was_notified.clear()
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             rest.follow(schemas)
             rest.set_crowded(is_crowded=self._schedule.is_crowded)

@@ -101,7 +101,6 @@ class _Locks:
         self._connection = connection
         self._held: dict[str, int] = {}  # By schema.
         self._listens = False
-        self.tables: frozenset[str] = frozenset()  # Of the tenants whose locks are held.
 
     def arm(self, resting: Collection[str]) -> None:
         """Hold the locks of these tenants, as far as they have one, it is free, and Postgres has room for it."""
@@ -110,16 +109,13 @@ class _Locks:
         missing = {key: schema for schema, key in keys.items() if schema not in self._held}
         for (key,) in self._query("arm", locks=list(missing)) if missing else ():
             self._held[missing[key]] = key
-        self._held_have_changed()
         if self._held and not self._listens:
             self._connection.execute(statement("wake_up", "listen", self._pattern.table))
             self._listens = True
 
     def disarm_all_but(self, resting: Collection[str]) -> None:
         """Release the locks of all other tenants."""
-        if others := [schema for schema in self._held if schema not in resting]:
-            self._release(others)
-            self._held_have_changed()
+        self._release([schema for schema in self._held if schema not in resting])
 
     def notifications(self, wait_seconds: float) -> set[str]:
         """The tables that writers have named since the last call; waits for the first."""
@@ -129,8 +125,10 @@ class _Locks:
         if schemas:
             self._query("disarm", locks=[self._held.pop(schema) for schema in schemas])
 
-    def _held_have_changed(self) -> None:
-        self.tables = frozenset(self._pattern.table_of_schema(schema) for schema in self._held)
+    @property
+    def tables(self) -> set[str]:
+        """Those of the tenants whose locks are held."""
+        return {self._pattern.table_of_schema(schema) for schema in self._held}
 
     @property
     def _name(self) -> str:
