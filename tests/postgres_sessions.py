@@ -18,7 +18,7 @@ def sessions_waiting_to_write(settings: Settings) -> int:
 
 
 def leaders_asleep(settings: Settings) -> int:
-    """How many leaders sleep until a writer wakes them: each holds its wake-up lock meanwhile."""
+    """How many leaders sleep, or tenants rest, until a writer wakes them: each one's wake-up lock is held meanwhile."""
     return _count(
         settings,
         "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "

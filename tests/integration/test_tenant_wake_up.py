@@ -16,11 +16,11 @@ from outbox_plugin.adapters import tenant_wake_up
 from outbox_plugin.adapters.tenant_wake_up import TenantWakeUp
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from outbox_plugin.schema.migrate import migrate
+from tests.postgres_sessions import leaders_asleep
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
-HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ 'outbox tenants .wake-up.'"
 
 
@@ -79,23 +79,18 @@ def insert(pattern: Settings, schema: str, rows: int = 1) -> None:
     )
 
 
-def held(pattern: Settings) -> object:
-    [(number,)] = execute(pattern, HELD)
-    return number
-
-
 def test_a_writer_tells_of_a_row_of_a_tenant_at_rest_and_of_no_other(pattern: Settings, process: Process) -> None:
     for schema in ("tenant_a", "tenant_b"):
         create(pattern, schema)
     process.wake_up.follow(["tenant_a"])
-    eventually(lambda: held(pattern) == 1, 10)
+    eventually(lambda: leaders_asleep(pattern) == 1, 10)
     assert process.was_told(lambda: insert(pattern, "tenant_a"))
     assert not process.is_told_of(lambda: insert(pattern, "tenant_b"))
     process.wake_up.follow(["tenant_b"])
     eventually(lambda: process.is_told_of(lambda: insert(pattern, "tenant_b")), 20)
-    assert held(pattern) == 1
+    assert leaders_asleep(pattern) == 1
     process.wake_up.follow([])
-    eventually(lambda: held(pattern) == 0, 10)
+    eventually(lambda: leaders_asleep(pattern) == 0, 10)
     assert not process.is_told_of(lambda: insert(pattern, "tenant_b"))
 
 
@@ -103,27 +98,27 @@ def test_a_tenant_without_the_trigger_is_passed_over_until_it_has_one(pattern: S
     create(pattern, "tenant_a", wake_up=False)
     process.wake_up.follow(["tenant_a", "tenant_that_is_not_there"])
     assert not process.is_told_of(lambda: insert(pattern, "tenant_a"))
-    assert held(pattern) == 0
+    assert leaders_asleep(pattern) == 0
     migrate(pattern.of_schema("tenant_a"), wake_up=True)
-    eventually(lambda: held(pattern) == 1, 10)
+    eventually(lambda: leaders_asleep(pattern) == 1, 10)
     assert process.was_told(lambda: insert(pattern, "tenant_a"))
 
 
 def test_a_tenant_that_is_recreated_is_listened_to_again(pattern: Settings, process: Process) -> None:
     create(pattern, "tenant_a")
     process.wake_up.follow(["tenant_a"])
-    eventually(lambda: held(pattern) == 1, 10)
+    eventually(lambda: leaders_asleep(pattern) == 1, 10)
     execute(pattern, "DROP SCHEMA tenant_a CASCADE")
     create(pattern, "tenant_a")
     eventually(lambda: process.is_told_of(lambda: insert(pattern, "tenant_a")), 20)
-    assert held(pattern) == 1
+    assert leaders_asleep(pattern) == 1
 
 
 def test_a_process_listens_when_the_one_that_did_has_ended(pattern: Settings, process: Process) -> None:
     create(pattern, "tenant_a")
     first = Process(pattern)
     first.wake_up.follow(["tenant_a"])
-    eventually(lambda: held(pattern) == 1, 10)
+    eventually(lambda: leaders_asleep(pattern) == 1, 10)
     process.wake_up.follow(["tenant_a"])
     assert first.was_told(lambda: insert(pattern, "tenant_a"))
     first.wake_up.close()
@@ -133,9 +128,9 @@ def test_a_process_listens_when_the_one_that_did_has_ended(pattern: Settings, pr
 def test_a_lost_connection_is_replaced(pattern: Settings, process: Process) -> None:
     create(pattern, "tenant_a")
     process.wake_up.follow(["tenant_a"])
-    eventually(lambda: held(pattern) == 1, 10)
+    eventually(lambda: leaders_asleep(pattern) == 1, 10)
     assert execute(pattern, ENDED) == [(True,)]
-    eventually(lambda: held(pattern) == 1, 20)
+    eventually(lambda: leaders_asleep(pattern) == 1, 20)
     eventually(lambda: process.is_told_of(lambda: insert(pattern, "tenant_a")), 20)
 
 
@@ -147,7 +142,7 @@ def test_a_tenant_is_listened_to_as_soon_as_a_writer_that_knows_of_nobody_has_en
         writing.execute("INSERT INTO tenant_a.outbox (kafka_topic, kafka_key) VALUES ('t', 'k')")
         process.wake_up.follow(["tenant_a"])
         assert not process.is_told_of(writing.commit)
-    eventually(lambda: held(pattern) == 1, 10)
+    eventually(lambda: leaders_asleep(pattern) == 1, 10)
     assert process.was_told(lambda: insert(pattern, "tenant_a"))
 
 
@@ -169,8 +164,8 @@ def test_tenants_at_rest_leave_room_for_the_locks_of_others(tmp_path: Path, patt
         process = Process(small)
         with closing(process.wake_up):
             process.wake_up.follow(schemas)
-            eventually(lambda: 50 <= int(str(held(small))) <= 100, 20)
+            eventually(lambda: 50 <= leaders_asleep(small) <= 100, 20)
             assert not process.is_told_of(lambda: None)
-            assert int(str(held(small))) <= 100
+            assert leaders_asleep(small) <= 100
     finally:
         server.stop()
