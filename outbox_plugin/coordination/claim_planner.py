@@ -43,14 +43,17 @@ class ClaimPlanner:
         """The seconds after which an unanswered claim is made again."""
         return 2 * self._timing.interval
 
-    @property
-    def neglect(self) -> float:
-        """The seconds after which any instance may claim a free partition, whatever its share.
+    def _neglect(self, last: Holder | None) -> float:
+        """The seconds after which this instance claims a free partition, whatever its share.
 
         The partition may be in the share of an instance that died and is not stale yet. So it waits for three
-        intervals at most: its last holder is stale after two.
+        intervals at most: its last holder is stale after two. What this instance has released itself is for another
+        one, whose claim may take a while; it would only have to give it up again.
+
+        Args:
+            last: the instance that released the partition itself, if one did.
         """
-        return self._timing.beat
+        return self.patience if last == self._me else self._timing.beat
 
     def wait_for(self, tp: TopicPartition, now: float) -> None:
         """A claim on `tp` was sent."""
@@ -103,7 +106,7 @@ class ClaimPlanner:
         for holder in holders.values():
             if holder is not None:
                 held[holder] = held.get(holder, 0) + 1
-        neglected = {tp for tp in free if now - self._free_since[tp] > self.neglect}
+        neglected = {tp for tp in free if now - self._free_since[tp] > self._neglect(left_by(tp))}
         if not self._avoid and not neglected:
             fair = len(holders) // max(1, len(held))
             left = ((tp, left_by(tp)) for tp in free)

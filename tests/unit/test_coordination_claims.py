@@ -206,3 +206,12 @@ def test_a_free_partition_waits_for_nobody_whose_share_it_is_for_longer_than_hal
     holders = held_by(A, B, None)
     assert planner.next_plan(holders, members, lambda _: None, 100.0) == Plan()
     assert planner.next_plan(holders, members, lambda _: None, 105.1) == Plan(claim=(partitions(3)[2],))
+
+
+def test_what_one_has_given_up_waits_longer_for_another_one() -> None:
+    """B's claim may be slow. If A took the partition again at once, it would have to give it up again, and so on."""
+    planner, members = ClaimPlanner(A, HeartbeatTiming(10), None), {A: False, B: True}
+    holders = held_by(A, A, B, None)
+    assert planner.next_plan(holders, members, lambda _: A, 100.0) == Plan()
+    assert planner.next_plan(holders, members, lambda _: A, 119.9) == Plan()
+    assert planner.next_plan(holders, members, lambda _: A, 120.1) == Plan(claim=(partitions(4)[3],)), "B has died"
