@@ -283,37 +283,47 @@ class Member:
             return  # Messages about the topic belong to another partition.
         counted = world.apply(message, entry.at)
         tp = TopicPartition(message.topic, message.partition)
-        held = self._held.get(tp)
         if (message.instance_id, message.client_id) == self.me:
-            self._answered(tp, held, entry, counted, now)
-        elif held is not None and self.view.latest_holder(tp) != self.me:
+            self._answered(tp, entry, counted, now)
+        elif tp in self._held and self.view.latest_holder(tp) != self.me:
             anew = message.client_id == TOPIC_CLIENT
             self._lose(tp, "the topic was recreated" if anew else "another instance holds it")
 
-    def _answered(
-        self, tp: TopicPartition, held: HeldPartition | None, entry: Entry, counted: bool, now: float
-    ) -> None:
+    def _answered(self, tp: TopicPartition, entry: Entry, counted: bool, now: float) -> None:
         """Take in a message of ours that has come back, and whether it counted."""
         message = entry.message
         sent = self._unanswered.answer(tp, message.timestamp, now)
         if sent is None:
-            if held is not None:
+            if (held := self._held.get(tp)) is not None:
                 self._repair(tp, held, now)
         elif isinstance(message, ClaimingMessages):
-            if (tp, message.offset) in self._verdicts:
-                self._verdicts[tp, message.offset] = counted
-            if not counted and held is not None:
-                self._lose(tp, "it was not ours when we asked for its messages")
+            self._messages_answered(tp, message.offset, counted)
         elif isinstance(message, ReleasingPartition):
-            if self._at_most_once or sent >= self._leaving.get(tp, NEVER):  # At least once, the last one counts.
-                self._leaving.pop(tp, None)
-            if held is not None:
-                held.until = NEVER
-                if counted and sent >= held.repaired:
-                    held.repaired = NEVER
-            if counted:
-                self._to_keep[tp] = None
-        elif held is None:
+            self._release_answered(tp, sent, counted)
+        else:
+            self._claim_answered(tp, entry, counted, sent, now)
+
+    def _messages_answered(self, tp: TopicPartition, end: int, counted: bool) -> None:
+        """The log has the request for the records below `end`."""
+        if (tp, end) in self._verdicts:
+            self._verdicts[tp, end] = counted
+        if not counted and tp in self._held:
+            self._lose(tp, "it was not ours when we asked for its messages")
+
+    def _release_answered(self, tp: TopicPartition, sent: float, counted: bool) -> None:
+        """The log has a release of ours: of a partition that we left, or one that corrects our claim."""
+        if self._at_most_once or sent >= self._leaving.get(tp, NEVER):  # At least once, the last one counts.
+            self._leaving.pop(tp, None)
+        if (held := self._held.get(tp)) is not None:
+            held.until = NEVER
+            if counted and sent >= held.repaired:
+                held.repaired = NEVER
+        if counted:
+            self._to_keep[tp] = None
+
+    def _claim_answered(self, tp: TopicPartition, entry: Entry, counted: bool, sent: float, now: float) -> None:
+        """The log has a claim or a heartbeat of ours."""
+        if (held := self._held.get(tp)) is None:
             self._planner.answered(tp, now, counted=counted)
             if counted and tp not in self._leaving and not self._left:
                 self._gain(tp, entry, sent, now)
