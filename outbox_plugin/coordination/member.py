@@ -80,6 +80,9 @@ class Member:
         self._trend = LagTrend()
         self._handled = 0
         self._polled = now
+        self._ran = now  # When we last read an entry, or wrote what was due.
+        # The timestamp of our first message after a stall, by partition of the log, until we have read it there.
+        self._stalled: dict[int, int] = {}
         self._left = False
         self._actions: list[MemberAction] = []
         self._to_keep: dict[TopicPartition, None] = {}  # Those whose positions are to be kept next, in order.
@@ -179,6 +182,7 @@ class Member:
             offset: where the group goes on, at the latest.
             now: the time.
         """
+        self._notice_stall(now)
         held = self._held.get(tp)
         if held is None or held.claim is not claim:
             return
@@ -271,6 +275,7 @@ class Member:
         self._read_up_to[entry.partition] = entry.offset
         self.view.note_time(entry.partition, entry.at)
         if live:
+            self._notice_stall(now)
             self.view.set_log_time(entry.at, now)
         if message.group_id != self._group:
             return
@@ -296,7 +301,10 @@ class Member:
         if sent is None:
             if (held := self._held.get(tp)) is not None:
                 self._repair(tp, held, now)
-        elif isinstance(message, ClaimingMessages):
+            return
+        if message.timestamp >= self._stalled.get(entry.partition, message.timestamp):
+            self._stalled.pop(entry.partition, None)
+        if isinstance(message, ClaimingMessages):
             self._messages_answered(tp, message.offset, counted)
         elif isinstance(message, ReleasingPartition):
             self._release_answered(tp, sent, counted)
@@ -353,7 +361,7 @@ class Member:
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""
-        if now - held.reclaimed >= self._timing.beat:
+        if now - held.reclaimed >= self._timing.beat and self._may_claim(tp):
             held.reclaimed = now
             self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
 
@@ -363,6 +371,8 @@ class Member:
         if now - held.repaired > (self._planner.patience if self._at_most_once else self._timing.beat):
             held.repaired, held.until = now, NEVER
             self._to_keep.pop(tp, None)  # The log says what we did not.
+            if not self._may_claim(tp):
+                return
             if not self._at_most_once:
                 self._leaving[tp] = now  # If we lose the partition before, we gain it only behind the release.
             common = self._common(tp, now)
@@ -401,17 +411,34 @@ class Member:
 
     def tick(self, now: float) -> None:
         """Write heartbeats, claims, requests and releases that are due."""
+        self._notice_stall(now)
         for tp, held in list(self._held.items()):
-            if held.repaired > NEVER:
+            if held.repaired > NEVER and self._may_claim(tp):
                 self._repair(tp, held, now)
             elif now - held.beaten >= self._timing.beat:
                 self._beat(tp, held, now)
         if self._planner.is_due(now):
             self._round(now)
 
+    def _notice_stall(self, now: float) -> None:
+        """Note that we run, and whether we did not for longer than a lease lasts."""
+        if now - self._ran > STALE_INTERVALS * self._timing.interval:
+            self._stamp += 1  # No message from before the stall has it.
+            self._stalled = dict.fromkeys(self._read_up_to, self._stamp)
+        self._ran = now
+
+    def _may_claim(self, tp: TopicPartition) -> bool:
+        """Whether we may claim a partition again that we believe to hold.
+
+        Not after a stall. Others may have held and released it since, and its topic may have been recreated: then our
+        position would be wrong. Until we have read the log as far as a message that we sent after the stall, we send
+        heartbeats alone. They do not count where the partition is not ours.
+        """
+        return self.view.coordination_partition(tp.topic) not in self._stalled
+
     def _beat(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         held.beaten = now
-        if now - held.renewed > self._timing.renewal:
+        if now - held.renewed > self._timing.renewal and self._may_claim(tp):
             held.renewed = now
             self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
         self._say(tp, Heartbeat(*self._common(tp, now), self._offset(held.claim)), now)

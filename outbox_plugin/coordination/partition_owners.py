@@ -24,7 +24,8 @@ timestamp says how long it lasts: from `timestamp` to `expires`, beginning when 
 
 A topic that was deleted and recreated has other records at the same offsets. An instance that notices it writes a
 ReleasingPartition of TOPIC_CLIENT with the new topic's id; only the first message with an id counts. The partition can
-be claimed once its holder would have been stale, because the holder may not have read this message yet.
+be claimed two intervals later: whoever held it, even one that is stale or has just released it, may write of the old
+topic until it has read this.
 
 An instance that reads only the last part of the log does not know who held what when that part began, so it cannot tell
 whether a claim counted. But a holder sends heartbeats from its claim on; all others send one at most, when they come
@@ -87,7 +88,7 @@ class _ClaimState:
     is_topic_of_log: bool = False  # Whether the log has said so.
     left_by: Holder | None = None  # Who gave it up by its own word, where nobody has claimed it since.
     former: tuple[str, ...] = ()
-    barred: float = -FOREVER  # Until then nobody may claim it: its holder may not have read that it was freed.
+    barred: float = -FOREVER  # Until then nobody may claim it: its holder may not have read that its topic is new.
     kept: tuple[float, int, str] | None = None  # What is remembered: when the log said so, the offset, the topic's id.
     doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
     claimants: set[Holder] | None = None  # In doubt: who has claimed it since its topic was recreated, if it was.
@@ -181,7 +182,7 @@ class World:
         if claim is not None and claim.kept is not None and now > claim.kept[0]:
             claim.recall()
         if holder.client_id == TOPIC_CLIENT:
-            return self._begin_anew(key, holder.instance_id, message)
+            return self._begin_anew(key, holder.instance_id, message, now)
         member = self._heard(group, holder, now)
         if claim is None and (isinstance(message, ClaimingPartition) or self._since > -FOREVER):
             claim = self._claims[key] = _ClaimState(doubt=self._since + self._stale_after)
@@ -429,7 +430,7 @@ class World:
         claim.offset = offset if claim.offset is None else max(claim.offset, offset)
         return True
 
-    def _begin_anew(self, key: Key, topic_id: str, message: Message) -> bool:
+    def _begin_anew(self, key: Key, topic_id: str, message: Message, at: float) -> bool:
         """Free a partition of a topic that was recreated. Whether this counts is decided by the log alone.
 
         A remembered position may know the new topic before the log does. It is as good as before then, but whoever
@@ -438,8 +439,7 @@ class World:
         claim = self._claims.setdefault(key, _ClaimState())
         if not isinstance(message, ReleasingPartition) or (claim.is_topic_of_log and claim.topic_id == topic_id):
             return False
-        if claim.holder is not None:
-            claim.barred = claim.heartbeat + self._stale_after
+        claim.barred = at + self._stale_after
         if claim.topic_id != topic_id:
             claim.offset = message.offset
         claim.holder, claim.former, claim.topic_id, claim.is_topic_of_log = None, (), topic_id, True

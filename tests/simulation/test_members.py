@@ -18,7 +18,7 @@ from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.messages import ReleaseGroup
+from outbox_plugin.coordination.messages import Message, ReleaseGroup
 from outbox_plugin.coordination.partition_owners import FOREVER, Key, World, _ClaimState, _Group
 from outbox_plugin.core.topic_partition import TopicPartition
 from tests.simulation.conftest import Seeds
@@ -158,6 +158,24 @@ def say_only_once_that_a_partition_was_cut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "go_back", once)
 
 
+def claim_again_right_after_a_stall(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "_may_claim", lambda *_: True)
+
+
+def free_a_recreated_topic_once_its_holder_is_stale(patch: pytest.MonkeyPatch) -> None:
+    begin = World._begin_anew
+
+    def early(world: World, key: Key, topic_id: str, message: Message, at: float) -> bool:
+        before = replace(world._claims.get(key, _ClaimState()))
+        counted = begin(world, key, topic_id, message, at)
+        if counted:
+            stale_at = before.heartbeat + world._stale_after
+            world._claims[key].barred = before.barred if before.holder is None else stale_at
+        return counted
+
+    patch.setattr(World, "_begin_anew", early)
+
+
 def take_a_late_heartbeat_for_that_of_a_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_ClaimState, "may_have_claimed", lambda *_: True)
 
@@ -171,6 +189,18 @@ AT_MOST_ONCE = replace(ONCE_OR_MORE, at_most_once=True)
 HELD = replace(ONCE_OR_MORE, processes=1, faults=stop_each(5.0, "hold", 1))
 ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
 BOTH_ANEW: Faults = ((8.2, "anew", 0, 5.0), (26.19, "log anew", 0, 1.0), (26.73, "anew", 0, 5.0))
+ANEW_AFTER_A_STALL: Faults = (
+    *((11.9, "hold", 1, 9.1), (19.9, "hold", 1, 2.7), (30.1, "double", 1, 0.8), (33.1, "double", 0, 11.6)),
+    *((33.4, "anew", 0, 7.2), (34.7, "anew", 0, 2.4), (42.2, "hold", 1, 8.5), (45.0, "anew", 1, 10.6)),
+)
+ANEW_WHILE_HELD: Faults = (
+    (1.0, "double", 0, 50.0),
+    *(
+        fault
+        for at in (8.0, 17.0, 26.0, 35.0)
+        for fault in (*((at, "hold", n, 3.0 + n) for n in range(3)), (at + 1, "anew", 0, 1.0))
+    ),
+)
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
 COPIED: Faults = ((1.0, "double", 0, 50.0), *stop_each(5.5))
 IMITATED: Faults = (*((2.0, "imitate", n, 50.0) for n in range(3)), *stop_each(9.0, "kill"))
@@ -205,6 +235,16 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
         "hold TopicPartition",
     ),
     (take_a_late_heartbeat_for_that_of_a_holder, replace(ONCE_OR_MORE, faults=BOTH_ANEW), "lost|stands still"),
+    (
+        claim_again_right_after_a_stall,
+        replace(ONCE_OR_MORE, processes=2, faults=ANEW_AFTER_A_STALL),
+        "lost|stands still",
+    ),
+    (
+        free_a_recreated_topic_once_its_holder_is_stale,
+        replace(ONCE_OR_MORE, faults=ANEW_WHILE_HELD),
+        "lost|stands still",
+    ),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]
 

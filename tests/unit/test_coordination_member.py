@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,14 @@ class Log:
         said = self.sent()
         self.say(*said)
         return said
+
+    def lose(self, seconds: float) -> None:
+        """Time passes, and all that is sent is lost."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 5, end)
+            self.member.tick(self.now)
+            self.sent()
 
     def gain(self) -> None:
         self.step()
@@ -282,7 +291,7 @@ def test_that_a_partition_was_cut_is_said_until_the_log_has_it_and_before_the_pa
 
 def test_or_after_it_was_stale(log: Log) -> None:
     claim = consume(log, 10)
-    log.now += 25
+    log.lose(25)
     log.member.go_back(PARTITION, claim, 5, log.now)
     log.step()
     assert log.member.offset_of(PARTITION)[0] == 5
@@ -291,7 +300,7 @@ def test_or_after_it_was_stale(log: Log) -> None:
 
 def test_what_does_not_count_is_said_again(log: Log) -> None:
     claim = consume(log, 10)
-    log.now += 25
+    log.lose(25)
     log.member.go_back(PARTITION, claim, 5, log.now)
     _, release, claiming = log.sent()
     log.say(release, claiming)  # The first claim is lost.
@@ -300,6 +309,37 @@ def test_what_does_not_count_is_said_again(log: Log) -> None:
     assert log.member.may_hand_out(PARTITION, again, 5, log.now) is MayHandOut.NOT_YET
     log.step(6)
     assert log.member.offset_of(PARTITION)[0] == 5
+
+
+def test_who_stood_still_claims_nothing_again_before_it_has_read_the_log(log: Log) -> None:
+    """Others may have held the partition meanwhile, and its topic may have been recreated."""
+    consume(log, 10)
+    log.now += 60
+    log.member.tick(log.now)
+    said = log.sent()
+    assert kinds(said) == ["Heartbeat"], "the claim was to be renewed long ago"
+    log.say(*said)
+    assert PARTITION not in log.member.held(log.now)
+    assert "ClaimingPartition" in kinds(log.step(6))
+    assert PARTITION in log.member.held(log.now)
+    assert log.member.offset_of(PARTITION)[0] == 10
+
+
+def test_who_stood_still_sets_nothing_right_before_it_has_read_the_log(log: Log) -> None:
+    consume(log, 10)
+    before = int(EPOCH + log.now)
+    log.now += 60
+    log.say_at(100, Heartbeat(0, before + 1, *ME, "billing", *PARTITION, 50))  # By somebody else.
+    assert log.sent() == []
+    log.member.tick(log.now)
+    said = log.sent()
+    assert kinds(said) == ["Heartbeat"]
+    log.say_at(100, replace(said[0], timestamp=before))  # A copy of an old one says nothing of now.
+    log.member.tick(log.now + 6)
+    assert "ReleasingPartition" not in kinds(log.sent())
+    log.say(*said)
+    assert "ReleasingPartition" in kinds(log.step(12))
+    assert log.member.offset_of(PARTITION)[0] == 10
 
 
 def test_what_is_set_right_is_so_with_the_last_release(log: Log) -> None:
@@ -332,7 +372,7 @@ def test_one_who_gains_it_again_by_what_it_said_of_the_cut_begins_at_the_cut(
     claim = consume(log, 10)
     log.say(*forged)
     said = log.sent()
-    log.now += 25
+    log.lose(25)
     log.member.go_back(PARTITION, claim, 5, log.now)
     said += log.sent()
     log.say(ClaimingPartition(0, int(EPOCH), *OTHER, "billing", *PARTITION))

@@ -133,11 +133,19 @@ def test_a_topic_that_was_recreated_begins_anew_once() -> None:
     assert owner(world, 110) is None
     assert world.offset(GROUP, "orders", 0) == 0
     assert world.topic_id(GROUP, "orders", 0) == "id-2"
-    assert not world.apply(claiming(B, 125), 125), "A may not have read it yet"
-    assert world.apply(claiming(B, 126), 126)
-    assert world.apply(beating(B, 126, 7), 126)
-    assert not world.apply(anew, 127), "another who noticed it later"
-    assert (owner(world, 127), world.offset(GROUP, "orders", 0)) == (B, 7)
+    assert not world.apply(claiming(B, 130), 130), "A may not have read it yet"
+    assert world.apply(claiming(B, 131), 131)
+    assert world.apply(beating(B, 131, 7), 131)
+    assert not world.apply(anew, 132), "another who noticed it later"
+    assert (owner(world, 132), world.offset(GROUP, "orders", 0)) == (B, 7)
+
+
+def test_a_stale_holder_of_a_topic_that_was_recreated_sets_no_position_of_the_old_one() -> None:
+    anew = ReleasingPartition(1, 190, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
+    world = world_of(claiming(A, 100), beating(A, 105, 50), anew)
+    assert not world.apply(claiming(A, 191), 191), "it may not have read yet that the topic was recreated"
+    assert not world.apply(beating(A, 191, 50), 191)
+    assert world.offset(GROUP, "orders", 0) == 0
 
 
 def test_what_was_kept_counts_until_the_log_says_more() -> None:
