@@ -127,7 +127,9 @@ class TenantHarvesters(Background):
         self._read_at = float("-inf")  # When the last read began.
         self._read_error: str | None = None
         self._wake_up = TenantWakeUp(settings, self._notified)
-        self._was_notified = threading.Event()  # Set from a writer's notification to the read that follows it.
+        # The schemas that writers have named, from their notifications to the read that follows them.
+        self._written: set[str] = set()
+        self._written_lock = threading.Lock()
         self._harvesters: dict[str, Harvester] = {}
         self._starts: dict[str, _Task[None]] = {}
         self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
@@ -219,15 +221,21 @@ class TenantHarvesters(Background):
     def _resting(self) -> frozenset[str]:
         return frozenset() if self._rest is None else self._rest.resting
 
-    def _notified(self) -> None:
-        """A writer says that it has inserted a row for a tenant at rest: look at once."""
-        self._was_notified.set()
+    def _notified(self, schemas: set[str]) -> None:
+        """Writers say that they have inserted rows for these tenants at rest: look at once."""
+        with self._written_lock:
+            self._written |= schemas
         self._check_now.set()
+
+    def _take_written(self) -> set[str]:
+        with self._written_lock:
+            written, self._written = self._written, set()
+        return written
 
     @property
     def _seconds_between_reads(self) -> float:
         """At least so long after the beginning of one read of the tenants' activity, the next one begins."""
-        return NOTIFIED_SECONDS if self._was_notified.is_set() else CHECK_SECONDS
+        return NOTIFIED_SECONDS if self._written else CHECK_SECONDS
 
     def _poll_activity(self, rest: RestingTenants, now: float) -> None:
         """See, on another thread, where events are emitted. Tenants that rest are woken for that by `_follow`."""
@@ -241,9 +249,9 @@ class TenantHarvesters(Background):
                 self._listen_to_writers(rest.resting)
         if self._reading is None and now - self._read_at >= self._seconds_between_reads:
             self._read_at = now
-            self._was_notified.clear()
             schemas = [schema for schema, refusal in self._found.items() if refusal is None]
             rest.follow(schemas)
+            rest.note_writers(self._take_written())
             rest.set_crowded(is_crowded=self._schedule.is_crowded)
             call = partial(self._read_activity, schemas, rest, now)
             try:

@@ -33,12 +33,12 @@ class TenantWakeUp:
     while Postgres is away, or has little room for locks, or another process holds the tenant's lock.
     """
 
-    def __init__(self, pattern: Settings, notified: Callable[[], None]) -> None:
+    def __init__(self, pattern: Settings, notified: Callable[[set[str]], None]) -> None:
         """Nothing is done yet.
 
         Args:
             pattern: their `table` matches the tenants' outboxes.
-            notified: is called when a row was inserted for a tenant at rest, on a thread of ours.
+            notified: is called with the schemas of tenants at rest for which rows were inserted, on a thread of ours.
         """
         self._pattern = pattern
         self._notified = notified
@@ -88,8 +88,8 @@ class TenantWakeUp:
                 arm_at, armed_for = now + ARM_AGAIN_SECONDS, resting
             else:
                 locks.disarm_all_but(resting)
-            if not locks.tables.isdisjoint(locks.notifications(_WAIT_SECONDS)):
-                self._notified()
+            if schemas := locks.notifications(_WAIT_SECONDS):
+                self._notified(schemas)
 
 
 class _Locks:
@@ -118,17 +118,16 @@ class _Locks:
         self._release([schema for schema in self._held if schema not in resting])
 
     def notifications(self, wait_seconds: float) -> set[str]:
-        """The tables that writers have named since the last call; waits for the first."""
-        return {each.payload for each in self._connection.notifies(timeout=wait_seconds, stop_after=1)}
+        """The schemas of ours that writers have named since the last call; waits for the first writer, whoever it is.
+
+        Anybody may notify, and name any table.
+        """
+        named = {each.payload for each in self._connection.notifies(timeout=wait_seconds, stop_after=1)}
+        return {schema for schema in self._held if self._pattern.table_of_schema(schema) in named}
 
     def _release(self, schemas: Collection[str]) -> None:
         if schemas:
             self._query("disarm", locks=[self._held.pop(schema) for schema in schemas])
-
-    @property
-    def tables(self) -> set[str]:
-        """Those of the tenants whose locks are held."""
-        return {self._pattern.table_of_schema(schema) for schema in self._held}
 
     @property
     def _name(self) -> str:

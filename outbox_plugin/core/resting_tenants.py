@@ -3,8 +3,9 @@
 A tenant at rest has no harvester. It is woken while a transaction may have drawn an id for a row of its outbox, and
 when its outbox has rows. The outbox is checked as soon as an id was drawn, and when the table was replaced or emptied.
 A row may be committed just after such a check. So the outbox is checked again, until nothing has changed since the
-check before. Rows with ids of their own making show in the table alone, so the outboxes of all resting tenants are
-checked from time to time. A tenant of which no drawn id can be seen is never put to rest.
+check before. Rows with ids of their own making show in the table alone, so the outbox is checked when a writer notifies
+us, too, and the outboxes of all resting tenants are checked from time to time. A tenant of which no drawn id can be
+seen is never put to rest.
 
 Drawn ids alone wake nobody: when Postgres recovers from a crash, the sequences of all tenants jump.
 
@@ -85,6 +86,12 @@ class RestingTenants:
     def follow(self, schemas: Iterable[str]) -> None:
         """Know these tenants, and no others."""
         self._tenants = {schema: self._tenants.get(schema) or _Tenant() for schema in schemas}
+
+    def note_writers(self, schemas: Iterable[str]) -> None:
+        """Note that somebody says to have inserted rows for these tenants."""
+        for schema in schemas:
+            if (tenant := self._tenants.get(schema)) is not None:
+                tenant.is_unsure = True
 
     def to_check(self, activity: Mapping[str, OutboxActivity], now: float) -> list[str]:
         """The tenants of whose outboxes it must be known whether they have rows, at most `CHECKS_AT_ONCE`.

@@ -39,7 +39,7 @@ class Process:
 
     def __init__(self, pattern: Settings) -> None:
         self._told = threading.Event()
-        self.wake_up = TenantWakeUp(pattern, self._told.set)
+        self.wake_up = TenantWakeUp(pattern, lambda _: self._told.set())
 
     def is_told_of(self, write: Callable[[], object]) -> bool:
         """Whether it is told within a moment after `write`."""

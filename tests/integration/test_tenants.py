@@ -405,6 +405,20 @@ def test_writers_wake_a_tenant_at_rest_without_a_poll(
     arrives(only, topic, "after")
 
 
+def test_a_writer_wakes_a_tenant_at_rest_by_a_row_with_an_id_of_its_own(
+    resting: Settings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No id is drawn for it, so polls do not see it soon."""
+    monkeypatch.setattr(resting_tenants, "CHECK_AGAIN_SECONDS", 3_600.0)
+    only = tenant(resting, "tenant_a")
+    migrate(only, wake_up=True)
+    arrives(only, topic, "before")
+    eventually(lambda: count(resting, "resting") == 1, 60)
+    eventually(lambda: query(only, WAKE_UP_LOCKS) == [(1,)], 60)
+    execute(only, f"INSERT INTO tenant_a.outbox (id, kafka_topic, kafka_key) VALUES (-5, '{topic}', 'k')")
+    eventually(lambda: backlog(only) == 0, 20)
+
+
 @pytest.fixture
 def at_rest(resting: Settings, topic: str) -> Settings:
     """Settings of a tenant that rests after its first event, and whose harvester has ended."""

@@ -114,6 +114,21 @@ def test_a_tenant_whose_id_was_drawn_is_checked_until_it_was_seen_to_be_empty() 
     assert rest.resting == set()
 
 
+def test_a_tenant_whose_writer_has_notified_is_checked_although_no_id_was_drawn() -> None:
+    """A row may have an id of its own making."""
+    rest = quiet()
+    assert checked(rest, 5, 1.0) == []
+    rest.note_writers(["a", "one that is gone"])
+    assert checked(rest, 5, 1.0) == ["a"]
+    rest.update(look(5), 1.0)  # There was no time to check it.
+    assert checked(rest, 5, 1.0) == ["a"]
+    rest.update(look(5, has_rows=False), 1.0)  # A harvester of another process was faster.
+    assert checked(rest, 5, 1.0) == []
+    rest.note_writers(["a"])
+    rest.update(look(5, has_rows=True), 1.0)
+    assert rest.resting == set()
+
+
 def test_a_tenant_whose_ids_cannot_be_seen_is_never_put_to_rest() -> None:
     rest = RestingTenants(REST)
     rest.follow(["a"])

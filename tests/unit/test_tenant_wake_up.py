@@ -25,7 +25,7 @@ def resting(attempt: mock.Mock) -> Iterator[TenantWakeUp]:
     with (
         mock.patch.object(tenant_wake_up, "connect", attempt),
         mock.patch.object(tenant_wake_up, "_RETRY_FIRST", 0.01),
-        closing(TenantWakeUp(PATTERN, lambda: None)) as wake_up,
+        closing(TenantWakeUp(PATTERN, lambda _: None)) as wake_up,
     ):
         wake_up.follow(["tenant_a"])
         yield wake_up
