@@ -402,6 +402,7 @@ _BEFALL: dict[str, Callable[[Simulation, Fault], None]] = {
     plans.NO_LEADER: Simulation._lose_leader,
     plans.OWN_ID: Simulation._own_id,
     plans.HOSTILE: Simulation._let_an_attacker_write,
+    plans.EMPTIED: lambda simulation, _: simulation.broker.group(simulation.service.group).empty(),
 }
 
 

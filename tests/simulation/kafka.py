@@ -443,6 +443,7 @@ class Group:
         self.members: list[Member] = []
         self.listeners: list[SimulatedMembership] = []
         self.heartbeats: dict[int, list[LeaderRecord]] = defaultdict(list)  # By partition.
+        self._firsts: dict[int, int] = {}  # The first offset that is kept, by partition, where some were deleted.
         self._decoded: dict[tuple[int, int], LeaderHeartbeat | None] = {}  # By partition and offset.
         self._wanted = False
 
@@ -513,6 +514,14 @@ class Group:
         partition.append(record := LeaderRecord(shard, len(partition), key, value, headers))
         for listener in self.listeners:
             listener.fetched(record)
+
+    def empty(self) -> None:
+        """Delete the records of the leader topic. Offsets go on."""
+        self._firsts = {shard: len(records) for shard, records in self.heartbeats.items()}
+
+    def kept(self, shard: int) -> list[LeaderRecord]:
+        """The records of a partition that were not deleted."""
+        return self.heartbeats.get(shard, [])[self._firsts.get(shard, 0) :]
 
     def decode(self, record: LeaderRecord, codec: HeartbeatCodec) -> LeaderHeartbeat | None:
         """The heartbeat in a record, which is the same for every member: one verifies the signature for all."""
@@ -586,7 +595,7 @@ class SimulatedMembership:
         """Whether the last records of the shard's partition show that nobody leads."""
         if not self._server.reaches(self._process):
             return False
-        if not (records := self._group.heartbeats.get(shard, [])):
+        if not (records := self._group.kept(shard)):
             return True
         last_leader = LastLeader()
         for record in records[-TAIL_HEARTBEATS:]:

@@ -30,6 +30,7 @@ LOCK = "the table is locked"
 HOSTILE = "somebody writes to the control topics"
 FAIL_OVER, FAIL_OVER_ASYNC = "fail-over to a synchronous standby", "fail-over to an asynchronous standby"
 BATCH = "a batch of many rows"
+EMPTIED = "somebody deletes the leader topic's records"
 OTHER_DELIVERY, OTHER_GROUP = "the other delivery adopts the outbox", "another group adopts the outbox"
 EVERYTHING = (
     KILL,

@@ -12,7 +12,8 @@ import pytest
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.relay.leader_term import Ending
 from tests.simulation.conftest import SCHEDULES, Seeds
-from tests.simulation.plan import HELD, KILL, NO_POSTGRES, POSTGRES_DOWN, RESHARD, STOP, Fault, Plan
+from tests.simulation.kafka import SimulatedMembership
+from tests.simulation.plan import EMPTIED, HELD, KILL, NO_POSTGRES, POSTGRES_DOWN, RESHARD, STOP, Fault, Plan
 from tests.simulation.schedule import Outcome, run
 
 RESTART = (Fault(STOP, 6.0, 0.0, 0),)
@@ -49,6 +50,37 @@ def with_held_ways(seed: int) -> Plan:
 def test_the_promises_hold_while_a_broker_does_not_answer_some_harvesters(seeds: Seeds) -> None:
     for seed in seeds(300):
         outcome = run(seed, plan=with_held_ways(seed))
+        assert not outcome.broken, outcome
+
+
+def with_starts(seed: int) -> Plan:
+    """The plan of a seed with one shard, whose harvesters end and start all the time, some killed while they hand over.
+
+    Somebody deletes the leader topic's records now and then, so that those who start find no leader there.
+    """
+    plan, rng = Plan.draw(seed), random.Random(seed)
+    harvesters = max(plan.harvesters, rng.choice((2, 3, 5, 10)))
+    starts = [Fault(EMPTIED, rng.uniform(0.1, plan.writing), 0.0, 0) for _ in range(rng.randint(0, 4))]
+    for _ in range(rng.randint(3, 12)):
+        kind, at, target = rng.choice((STOP, STOP, KILL)), rng.uniform(0.1, plan.writing), rng.randrange(harvesters)
+        starts.append(Fault(kind, at, 0.0, target))
+        if kind == STOP and rng.random() < 0.4:
+            starts.append(Fault(KILL, at + rng.uniform(0.0, 0.5), 0.0, target))
+    faults = sorted((*plan.faults, *starts), key=lambda fault: fault.at)
+    return replace(plan, shards=1, harvesters=harvesters, faults=tuple(faults))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("believes", [False, True], ids=["as the leader topic says", "whatever it says"])
+def test_the_promises_hold_while_harvesters_start_where_nobody_seems_to_lead(
+    seeds: Seeds, monkeypatch: pytest.MonkeyPatch, *, believes: bool
+) -> None:
+    """Whether somebody leads decides only how soon another takes over. That nobody loses by it is the fence's work."""
+    if believes:
+        monkeypatch.setattr(SimulatedMembership, "_is_vacant", lambda *_: True)
+    for seed in seeds(100):
+        outcome = run(seed, plan=with_starts(seed))
         assert not outcome.broken, outcome
 
 
