@@ -24,7 +24,7 @@ from outbox_plugin.schema.outboxes import by_name, present_outboxes
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import Limits, health
 from outbox_plugin.status.reader import ShardStatus, Status, read_status
-from outbox_plugin.threads.signals import ending_signals, exit_on
+from outbox_plugin.threads.signals import ending_signals, exit_on, on_the_terminal
 
 WATCH_SECONDS = 2.0
 _READS_AT_ONCE = 16
@@ -166,16 +166,14 @@ def _keep_showing(read: Callable[[], ByTable]) -> None:
     """Show the status, and refresh it every two seconds, until Ctrl-C."""
     console = Console()
     with exit_on({*ending_signals()} - {signal.SIGINT}), suppress(KeyboardInterrupt):
-        with console.status("asking Postgres and Kafka"):  # It hides the cursor until it ends.
+        with on_the_terminal(console.status("asking Postgres and Kafka")):
             found = read()
         live = Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False)
-        try:
-            live.start(refresh=True)
+        with on_the_terminal(live):
+            live.refresh()
             while True:
                 time.sleep(WATCH_SECONDS)
                 live.update(screen(read(), time.localtime()), refresh=True)
-        finally:  # The terminal gets back what it showed before, also if a signal comes while it is taken.
-            live.stop()
 
 
 def screen(found: ByTable, now: time.struct_time) -> RenderableType:

@@ -9,10 +9,21 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 # A second signal counts from then on. Before, it is taken for the same one: a terminal, or a service manager, sends it
 # to all processes, and a parent among them passes it on.
 SECOND_AFTER_SECONDS = 1.0
+
+
+class Display(Protocol):
+    """What changes the terminal until it stops; `stop` before `start` does nothing."""
+
+    def start(self) -> None:
+        """Begin to show it."""
+
+    def stop(self) -> None:
+        """Give the terminal back."""
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
@@ -46,6 +57,36 @@ def exit_on(numbers: Collection[signal.Signals]) -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def on_the_terminal(display: Display) -> Iterator[None]:
+    """Show `display` until the body ends, also by a signal: the terminal is then as it was before.
+
+    A signal that comes while the display starts or stops takes effect right after that. A display that has started by
+    half cannot be stopped.
+    """
+    try:
+        with _held_back(ending_signals()):
+            display.start()
+        yield
+    finally:
+        with _held_back(ending_signals()):
+            display.stop()
+
+
+@contextmanager
+def _held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Have these signals take effect after the body."""
+    heard: list[int] = []
+    former = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 def stop_on(numbers: Collection[signal.Signals], stop: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from outbox_plugin.core.headers import SEQUENCE_HEADER
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
+from outbox_plugin.threads.signals import ending_signals, exit_on, on_the_terminal
 from outbox_plugin.verification.topic_reader import MAX_RECORDS, Advance, records_in, verify_topics
 
 if TYPE_CHECKING:
@@ -125,9 +127,10 @@ def _progress(records: int) -> Iterator[Advance]:
 
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), "records", TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=records)
-        yield lambda passed: progress.advance(task, passed)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with exit_on({*ending_signals()} - {signal.SIGINT}), on_the_terminal(bar):
+        task = bar.add_task("", total=records)
+        yield lambda passed: bar.advance(task, passed)
 
 
 def _described(verdict: TopicVerdict) -> str:

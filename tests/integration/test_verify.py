@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from pydantic import SecretStr
 
 from outbox_plugin import Settings
 from outbox_plugin.errors import ServerRefused
@@ -20,6 +23,8 @@ from outbox_plugin.verification import topic_ends
 from outbox_plugin.verification.topic_reader import verify_topics
 from tests.harvesting import create_topic, environment, run_outbox
 from tests.records_to_verify import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
+from tests.support import PATIENCE, eventually
+from tests.terminals import HIDDEN_CURSOR, SHOWN_CURSOR, on_terminal
 
 pytestmark = pytest.mark.integration
 
@@ -170,6 +175,20 @@ def test_the_command_shows_how_far_it_is_where_somebody_looks(settings: Settings
     assert done.returncode == 0
     assert done.stdout.splitlines()[0] == f"records: {EVENTS}"
     assert "records" in shown.result()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_cursor_is_shown_again_however_the_command_ends(
+    settings: Settings, topic: str, number: signal.Signals
+) -> None:
+    plant(settings, topic, ALL)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It is asked how many events the job emitted.
+        nowhere = settings.model_copy(update={"dsn": SecretStr(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x")})
+        with on_terminal(nowhere, number, "verify", topic) as (process, shown):
+            eventually(lambda: HIDDEN_CURSOR in shown, 60)
+            process.send_signal(number)
+            assert process.wait(60 * PATIENCE) == 128 + number
+            eventually(lambda: shown.rfind(SHOWN_CURSOR) > shown.rindex(HIDDEN_CURSOR), 10)
 
 
 def all_of(terminal: int) -> str:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from outbox_plugin.threads.signals import exit_on, on_the_terminal
 from tests.support import PATIENCE
 
 ASKED_WITHIN_A_WAIT = """
@@ -114,3 +115,31 @@ def test_the_end_of_a_terminal_ends_a_program_unless_it_ran_under_nohup(
     program = UNDER_NOHUP.format(handler=handler, seconds=seconds)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == is_heard
+
+
+class Cursor:
+    """A display that hides the cursor, and hears a signal in the midst of that."""
+
+    def __init__(self, *, while_it: str) -> None:
+        self.while_it = while_it
+        self.done: list[str] = []
+
+    def start(self) -> None:
+        self._do("start")
+
+    def stop(self) -> None:
+        self._do("stop")
+
+    def _do(self, what: str) -> None:
+        if what == self.while_it:
+            signal.raise_signal(signal.SIGTERM)
+        self.done.append(what)
+
+
+@pytest.mark.parametrize("while_it", ["start", "stop"])
+def test_a_signal_waits_until_a_display_has_started_or_stopped(while_it: str) -> None:
+    cursor = Cursor(while_it=while_it)
+    with pytest.raises(SystemExit) as ended, exit_on([signal.SIGTERM]), on_the_terminal(cursor):
+        cursor.done.append("body")
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert cursor.done == {"start": ["start", "stop"], "stop": ["start", "body", "stop"]}[while_it]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import threading
 import time
 
@@ -151,3 +152,23 @@ def test_a_terminal_shows_each_shard_and_what_is_wrong() -> None:
     shown = console.export_text()
     for part in ("00:00:00", "backlog: 7 rows", "h-1 on host-1, pid 17", "1,200", "none is heard", "Kafka: does not"):
         assert part in shown
+
+
+def test_the_cursor_is_shown_again_if_a_signal_comes_right_after_it_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+
+    class Terminal(Console):
+        def __init__(self) -> None:
+            super().__init__(file=io.StringIO(), force_terminal=True)
+
+        def show_cursor(self, show: bool = True) -> bool:
+            shown.append(show)
+            if not show:
+                signal.raise_signal(signal.SIGTERM)
+            return super().show_cursor(show)
+
+    monkeypatch.setattr(command, "Console", Terminal)
+    with pytest.raises(SystemExit) as ended:
+        command._keep_showing(dict)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert shown == [False, True]
