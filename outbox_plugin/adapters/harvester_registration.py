@@ -15,6 +15,7 @@ from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
+from outbox_plugin.schema.columns import check_columns
 from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -35,8 +36,8 @@ class HarvesterRegistration:
         """Check that the outbox is there and as it must be. Returns its identity.
 
         Raises:
-            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, its ids need not
-                be unique, or no row of the table can be deleted.
+            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, a column is of
+                another type, its ids need not be unique, or no row of the table can be deleted.
             InvalidSetting: the table is known by another name.
             ServerRefused: our transactions are isolated otherwise than we need.
         """
@@ -54,8 +55,7 @@ class HarvesterRegistration:
             raise SchemaMissing(
                 f"the table {settings.table!r} lacks the trigger `outbox_truncated`; run `outbox migrate` first"
             )
-        if missing := [column for (column,) in self._ask("identity", "columns")]:
-            raise SchemaMissing(f"the table {settings.table!r} lacks the column(s) {', '.join(missing)}")
+        check_columns(self._connection, self.table_with_schema, settings.table)
         if not self._ask("identity", "unique_ids"):
             raise SchemaMissing(
                 f"the table {settings.table!r} lets two rows have the same id, so one could be deleted for the other: "

@@ -18,8 +18,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox_plugin.errors import ServerRefused
+from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.printable import logger_of
+from outbox_plugin.schema.columns import check_columns
 from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
@@ -52,7 +53,8 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         ServerRefused: the database cannot be reached, or does not let us create tables; it has a table or function with
             the name of ours whose owner is not trusted; the outbox is a view of anything but one table; or somebody
             holds a lock for a minute.
-        InvalidSetting: the table has been migrated under another name.
+        InvalidSetting: the table has been migrated under another name, or its name is that of another table of ours.
+        SchemaMissing: the table lacks a column, or has one of another type: it is no outbox, and is left as it is.
     """
     deadline, reported = time.monotonic() + PATIENCE_SECONDS, ""
     with errors_as_refusals(settings), connect_patiently(settings) as connection:
@@ -109,6 +111,7 @@ def _migrate(
         run("create_ledger")
         known = migrations()
         refuse_strangers(connection, table)
+        refuse_other_tables(connection, table, settings.table)
         run("forget_dropped_table")
         applied = set(run("applied"))
         pending = {name: text for name, text in known.items() if name not in applied}
@@ -141,6 +144,25 @@ def refuse_strangers(connection: psycopg.Connection[tuple[Any, ...]], table: str
         raise ServerRefused(
             f"Postgres: {found[0][0]}, who could have it run anything as you: drop it, or give it to another owner"
         )
+
+
+def refuse_other_tables(connection: psycopg.Connection[tuple[Any, ...]], table: str, called: str) -> None:
+    """Check that what is there by the outbox's name is an outbox: a migration would alter another table.
+
+    Args:
+        connection: to the outbox's database.
+        table: the outbox's name with its schema.
+        called: the name by which the user knows it.
+
+    Raises:
+        InvalidSetting: it is the name of one of the tables that an outbox has beside it.
+        SchemaMissing: there is something else of that name.
+    """
+    others = {"outbox_migration", *re.findall(r"CREATE TABLE[A-Z ]* \{(outbox_\w+)\}", "".join(migrations().values()))}
+    if table.rpartition(".")[2] in others:
+        raise InvalidSetting(f"OUTBOX_TABLE: expected a name that no other table of an outbox has (given: {called!r})")
+    if connection.execute(statement("migrate", "exists", table)).fetchall():
+        check_columns(connection, table, called)
 
 
 def strangers_of(table: str) -> dict[str, object]:

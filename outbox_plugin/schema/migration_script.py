@@ -16,7 +16,7 @@ from psycopg import sql
 
 from outbox_plugin.printable import printable
 from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
-from outbox_plugin.schema.migrate import migrations, refuse_strangers, strangers_of
+from outbox_plugin.schema.migrate import migrations, refuse_other_tables, refuse_strangers, strangers_of
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.triggers import drop_wake_up_trigger, notice_truncation, wake_up_function, wake_up_trigger
@@ -31,13 +31,15 @@ def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
     Raises:
         ServerRefused: the database cannot be reached, or has a table or function with the name of ours whose owner is
             not trusted; or the outbox is a view of anything but one table.
-        InvalidSetting: the table has been migrated under another name.
+        InvalidSetting: the table has been migrated under another name, or its name is that of another table of ours.
+        SchemaMissing: the table lacks a column, or has one of another type: it is no outbox.
     """
     with errors_as_refusals(settings), connect_patiently(settings) as connection, connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
         table = with_schema(connection, settings.table)
         connection.execute(statement("migrate", "trust_nobody", table))
         refuse_strangers(connection, table)
+        refuse_other_tables(connection, table, settings.table)
         written = list(_Script(connection, settings, table).lines(wake_up))
     if not written:
         return f"-- {settings.table} is up to date"

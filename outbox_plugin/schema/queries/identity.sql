@@ -60,6 +60,30 @@ WHERE NOT EXISTS (
     WHERE attrelid = to_regclass({quoted_outbox}) AND attname = needed AND NOT attisdropped
 )
 
+-- name: columns_of_another_type
+-- Columns whose rows no harvester could read, or that it would refuse row by row: their types, and what is expected. A domain
+-- counts as the type that it is made from.
+WITH RECURSIVE typed AS (
+    SELECT attnum, attname, format_type(atttypid, NULL) AS declared, atttypid AS kind_id
+    FROM pg_attribute WHERE attrelid = to_regclass({quoted_outbox}) AND NOT attisdropped
+    UNION ALL
+    SELECT attnum, attname, declared, typbasetype
+    FROM typed JOIN pg_type ON pg_type.oid = kind_id WHERE typbasetype <> 0
+)
+SELECT attname, declared, expected
+FROM typed JOIN pg_type AS kind ON kind.oid = kind_id
+JOIN (VALUES ('id', 'a BIGINT'), ('kafka_topic', 'a TEXT'), ('kafka_key', 'a TEXT'), ('kafka_value', 'a TEXT or a BYTEA'),
+             ('kafka_header_keys', 'a TEXT[]'), ('kafka_header_values', 'a TEXT[]')) AS needed (name, expected)
+    ON attname = name
+WHERE typbasetype = 0 AND NOT CASE
+    WHEN name = 'id' THEN kind.oid = ANY (ARRAY['pg_catalog.int2'::regtype, 'pg_catalog.int4'::regtype, 'pg_catalog.int8'::regtype])
+    WHEN name = 'kafka_topic' THEN typcategory = 'S'
+    WHEN name = 'kafka_key' THEN typcategory = 'S' OR typcategory = 'E' OR kind.oid = 'pg_catalog.bytea'::regtype
+    WHEN name = 'kafka_value' THEN typcategory = 'S' OR kind.oid = 'pg_catalog.bytea'::regtype
+    ELSE typcategory = 'A'
+END
+ORDER BY attnum
+
 -- name: time_of_another_type
 -- The type of the time of creation where it is none that a row can be told by, in exactly-once delivery.
 SELECT format_type(col.atttypid, NULL) FROM pg_attribute AS col JOIN pg_type AS kind ON kind.oid = col.atttypid
