@@ -231,6 +231,8 @@ def _table(settings: Settings, seconds: float) -> _Table:
         try:
             with connection.transaction():
                 signer = next((Signer(secret) for (secret,) in ask("identity", "secret")), None)
+            if signer is None:
+                cannot_verify = f"no outbox is known as {table!r}; run `outbox migrate` first"
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
             cannot_verify = f"heartbeats cannot be verified: {one_line(error)}"
     return _Table(

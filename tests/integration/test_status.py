@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import psycopg
 import pytest
 
-from outbox_plugin import Settings
+from outbox_plugin import Harvester, Settings
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status import reader
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import insert
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -79,3 +81,13 @@ def test_an_empty_outbox_has_no_backlog(settings: Settings) -> None:
     migrate(settings)
     found = read_status(settings)
     assert (found.backlog, found.oldest_seconds, found.backlog_is_estimated) == (0, None, False)
+
+
+def test_a_table_that_is_no_outbox_has_no_leader_without_trouble(settings: Settings) -> None:
+    """Another outbox of the same group has one."""
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("CREATE TABLE copied (LIKE outbox INCLUDING ALL)")
+    with Harvester(settings):
+        eventually(lambda: read_status(settings).shards[0].leader, 60)
+        [shard] = read_status(settings.model_copy(update={"table": "copied"})).shards
+    assert shard.trouble == "no outbox is known as 'copied'; run `outbox migrate` first"
