@@ -202,6 +202,11 @@ class HarvesterRegistration:
                 return "begin again at the sequence's end (CYCLE); set NO CYCLE"
         return None
 
+    def has_row_security(self) -> bool:
+        """Whether row level security is on for the outbox's rows, or for one of the tables beside it."""
+        [(found,)] = self._ask("identity", "has_row_security")
+        return bool(found)
+
     def has_wake_up_trigger(self, shard: int) -> bool:
         """Whether `outbox migrate --wake-up` has installed the trigger, and for this shard too."""
         [(wakes_up,)] = self._ask("wake_up", "wakes_up", shard=shard)

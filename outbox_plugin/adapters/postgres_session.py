@@ -76,6 +76,11 @@ class PostgresSession:
             }
             self.signer = registration.signer()
             self.has_wake_up_trigger = registration.has_wake_up_trigger(shard)
+            self._notice_hidden_rows = (
+                sql.SQL("true")  # Then Postgres would refuse every statement.
+                if registration.has_row_security()
+                else statement("window", "notice_hidden_rows", self._table)
+            )
             self._takes_whole_records = takes_whole_records(self.reader, self._table)
             self._whole_record_parts = whole_record_parts(self._table, has_columns=self._takes_whole_records)
             self.purger = opened.enter_context(
@@ -117,6 +122,7 @@ class PostgresSession:
                 conditions=sql.SQL("\n  ").join(parts),
                 header_bytes=sql.SQL("({})").format(statement("window", "header_bytes", self._table)),
                 key_hash=sql.SQL("({})").format(statement("window", "key_hash", self._table)),
+                notice_hidden_rows=self._notice_hidden_rows,
                 **self._whole_record_parts,
             )
             self._composed[key] = composed.as_bytes(self.reader)

@@ -32,6 +32,8 @@ LET_GO = {
 LET_NOBODY_DELETE = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readers ON outbox FOR SELECT USING (true);
 CREATE POLICY others ON outbox FOR DELETE TO pg_monitor USING (true)"""
+LET_NOBODY_READ = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
+CREATE POLICY deletions ON outbox FOR DELETE USING (true)"""
 DELETE_NOTHING = "CREATE RULE keep AS ON DELETE TO outbox DO INSTEAD NOTHING"
 
 
@@ -88,7 +90,12 @@ def test_rows_that_cannot_be_deleted_are_published_once_and_hold_the_rest_back(
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 @pytest.mark.parametrize(
-    ("prevent", "why"), [(LET_NOBODY_DELETE, "row level security"), (DELETE_NOTHING, "the rule keep")]
+    ("prevent", "why"),
+    [
+        (LET_NOBODY_DELETE, "row level security"),
+        (LET_NOBODY_READ, "row level security"),
+        (DELETE_NOTHING, "the rule keep"),
+    ],
 )
 def test_a_table_that_lets_nobody_delete_is_refused_at_start(
     settings: Settings, harvester_role: Settings, delivery: Delivery, prevent: str, why: str
@@ -106,3 +113,22 @@ def test_a_dead_letter_that_the_table_keeps_is_parked(settings: Settings, topic:
     [parked] = read_status(settings).parked
     assert "keeps it" in parked.reason
     assert read_status(settings).dead_letters == 0
+
+
+def test_rows_that_a_policy_hides_from_a_leader_are_neither_repeated_nor_overtaken(
+    settings: Settings, harvester_role: Settings, topic: str
+) -> None:
+    """Where nobody has made a policy, row level security hides all rows: they must not be taken for deleted ones."""
+    with Harvester(harvester_role):
+        insert(settings, topic, [("a", "1")])
+        drained(settings)
+        run(settings, "ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+        insert(settings, topic, [("a", "2")])
+        eventually(lambda: "row level security" in str(read_status(settings).shards[0].trouble), 60)
+        insert(settings, topic, [("a", "3")])
+        run(settings, "CREATE POLICY everything ON outbox USING (true)")
+        drained(settings)
+        run(settings, "DROP POLICY everything ON outbox; ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
+        insert(settings, topic, [("a", "4")])
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"a": ["1", "2", "3", "4"]}

@@ -599,7 +599,8 @@ def test_the_primary_key_is_walked_even_when_the_planner_believes_the_table_to_b
             "created": [0] * 5_000,
         }
         with connection.transaction():
-            connection.execute(statement("window", "configure_read", settings.table))
+            notice = statement("window", "notice_hidden_rows", settings.table)
+            connection.execute(statement("window", "configure_read", settings.table, notice_hidden_rows=notice))
             same = statement("window", condition, settings.table)
             composed = statement(
                 "window", query, settings.table, conditions=same, **whole_record_parts("outbox", has_columns=True)

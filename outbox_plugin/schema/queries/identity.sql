@@ -156,7 +156,8 @@ WHERE found.oid = to_regclass({quoted_outbox})
 
 -- name: kept_rows
 -- What could silently keep rows from being deleted, or hide them from us: a view from which Postgres cannot delete, or an
--- INSTEAD OF trigger on it; a rule; or row level security without a policy for our role.
+-- INSTEAD OF trigger on it; a rule; or row level security without policies for our role: to find a row that it deletes, it must
+-- see it.
 SELECT 'what it is made of, as a view,' FROM pg_class
 WHERE oid = to_regclass({quoted_outbox}) AND relkind = 'v' AND (pg_relation_is_updatable(oid::regclass, false) & 16) = 0
 UNION ALL
@@ -166,13 +167,13 @@ UNION ALL
 SELECT format('the rule %%s', rulename) FROM pg_rewrite
 WHERE ev_class = to_regclass({quoted_outbox}) AND ev_type = '4' AND is_instead AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'row level security, without a policy that lets this role delete rows,'
-WHERE {is_row_secured} AND NOT EXISTS (
+SELECT 'row level security, without a policy that lets this role read and delete rows,'
+WHERE {is_row_secured} AND EXISTS (SELECT FROM unnest(ARRAY['r', 'd']) AS command WHERE NOT EXISTS (
     SELECT FROM pg_policy
-    WHERE polrelid = {stored_in} AND polpermissive AND polcmd::text = ANY (ARRAY['*', 'd'])
+    WHERE polrelid = {stored_in} AND polpermissive AND polcmd::text = ANY (ARRAY['*', command])
       AND EXISTS (SELECT FROM unnest(polroles) AS role
                   WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role({reader}, role, 'USAGE') END)
-)
+))
 
 -- name: is_this_outbox
 -- An expression: whether the table and its layout are still those that the term began with.
@@ -189,6 +190,15 @@ EXISTS (
                  WHERE option_name = 'security_invoker' AND option_value::boolean)
              THEN found.relowner ELSE (SELECT oid FROM pg_roles WHERE rolname = current_user) END
  FROM pg_class AS found WHERE found.oid = to_regclass({quoted_outbox}))
+
+-- name: has_row_security
+-- Whether row level security is on for the table that the rows are stored in, or for one of the tables beside the outbox.
+SELECT EXISTS (
+    SELECT FROM pg_class
+    WHERE relrowsecurity AND (oid = {stored_in} OR left(relname::text, 7) = 'outbox_' AND relnamespace = (
+        SELECT outbox.relnamespace FROM pg_class AS outbox WHERE outbox.oid = to_regclass({quoted_outbox})
+    ))
+)
 
 -- name: is_row_secured
 -- An expression: whether row level security can hide rows from the reader.

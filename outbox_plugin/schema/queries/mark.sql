@@ -5,7 +5,7 @@
 -- There is no statement time-out, as in `configure_read`. The marked rows are locked until all of them have been sent; if the
 -- leader's packets vanish, TCP ends the session.
 SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true),
-       set_config('tcp_user_timeout', '2000', true),
+       set_config('tcp_user_timeout', '2000', true), {notice_hidden_rows},
        pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
 
 -- name: wait_a_little

@@ -13,16 +13,21 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
        set_config('statement_timeout', '0', true), set_config('tcp_user_timeout', '2000', true),
-       set_config('transaction_read_only', 'off', true)
+       set_config('transaction_read_only', 'off', true), {notice_hidden_rows}
+
+-- name: notice_hidden_rows
+-- An expression, for a transaction: have Postgres refuse a statement from which row level security would hide rows. A term would
+-- take hidden rows for rows that are not there: they would be overtaken, or published twice.
+set_config('row_security', 'off', true)
 
 -- name: durable
 -- For the transaction: make the commit durable, whatever the session's default. A statement by itself, because combined with
 -- the DELETE it would double the cost per row. There is no time-out, as in `configure_read`.
-SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true)
+SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
 
 -- name: not_durable
 -- For the transaction: do not wait for the commit to be durable. What a crash undoes is simply done again.
-SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true)
+SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
 
 -- name: short_idle_timeout
 -- For the transaction: end it after 2 s without a statement, because the next leader may be waiting for its locks.
