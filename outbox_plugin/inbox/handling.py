@@ -25,7 +25,7 @@ from outbox_plugin.inbox.halving import Halves
 from outbox_plugin.inbox.handled_keys import HandledKeys
 from outbox_plugin.inbox.key_queues import HandlingResult, KeyBatch, Outcome
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.inbox.retry import Failures, Fault, Retry, fault_of
+from outbox_plugin.inbox.retry import Failures, Fault, Retry, fault_of, sqlstate_of
 from outbox_plugin.inbox.session import HandlerEndedTransaction, HandlerSession
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.statements import statement
@@ -106,7 +106,7 @@ class Handling:
             try:
                 skipped = await self._handle_together(session, records)
             except Exception as error:
-                rolled_back, deadlock = True, getattr(error, "sqlstate", None) == _DEADLOCK
+                rolled_back, deadlock = True, sqlstate_of(error) == _DEADLOCK
                 logger.debug("handled together, and undone: %s", one_line(error))
             else:
                 self._observe(RecordsDone(records, skipped))
@@ -173,7 +173,7 @@ class Handling:
                 except Exception as error:
                     logger.debug("%d events handled together, and undone: %s", len(part), one_line(error))
                     session.distrust()
-                    halves.failed(deadlock=getattr(error, "sqlstate", None) == _DEADLOCK)
+                    halves.failed(deadlock=sqlstate_of(error) == _DEADLOCK)
                 else:
                     self._observe(RecordsDone(records, skipped))
                     halves.done()
@@ -305,7 +305,7 @@ def _blamed(error: Exception, *, session_lost: bool) -> tuple[Fault, Exception]:
         return Fault.RECORD, error
     if session_lost or isinstance(error, NoAnswer):
         return Fault.NOBODY, error
-    return fault_of(getattr(error, "sqlstate", None)), error
+    return fault_of(sqlstate_of(error)), error
 
 
 def _goes_alone(batches: list[KeyBatch]) -> bool:

@@ -9,6 +9,8 @@ A record becomes a dead letter after so many failures of each kind:
     anything before the handler began, a server that does not answer
     in time, a transaction rolled back in favour of another one         NOBODY     never
 
+A database's error counts the same if another error wraps it, as SQLAlchemy, Django and handlers do.
+
 An outage of Postgres hits each record once or twice: until Postgres is back, no handler begins. A shortage of Postgres'
 own cannot be told from one of a server that the handler alone uses, such as that of a foreign table. So a record may
 have many of them, and it becomes a dead letter only if Postgres can write it as one.
@@ -50,6 +52,27 @@ def fault_of(sqlstate: str | None) -> Fault:
     if code.startswith(_NOBODYS):
         return Fault.NOBODY
     return Fault.SHORTAGE if code.startswith(_SHORTAGES) else Fault.RECORD
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of an error, or of the first one behind it that has one; None if there is none."""
+    behind: BaseException | None = error
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen:
+        seen.add(id(behind))
+        if (own := _own_sqlstate(behind)) is not None:
+            return own
+        hidden = behind.__cause__ is not None or behind.__suppress_context__
+        behind = behind.__cause__ if hidden else behind.__context__
+    return None
+
+
+def _own_sqlstate(error: BaseException) -> str | None:
+    try:
+        own = getattr(error, "sqlstate", None)
+    except Exception:  # A user's class may fail.
+        return None
+    return own if isinstance(own, str) else None
 
 
 class Failures(NamedTuple):

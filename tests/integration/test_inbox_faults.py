@@ -74,10 +74,27 @@ class Unspeakable(Exception):
         raise RuntimeError
 
 
-@pytest.mark.parametrize("error", [ValueError("unknown \ud800"), Unspeakable()], ids=["no text", "unspeakable"])
-def test_an_error_that_is_no_text_makes_a_dead_letter_too(
-    ready: Settings, topic: str, group: str, error: Exception
-) -> None:
+class Numbered(Exception):
+    """An error whose state is no SQLSTATE."""
+
+    sqlstate = 40_001
+
+
+class Stateless(Exception):
+    """An error that fails to say what its state is."""
+
+    @property
+    def sqlstate(self) -> str:
+        """There is none."""
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("unknown \ud800"), Unspeakable(), Numbered(), Stateless()],
+    ids=["no text", "unspeakable", "a number for a state", "no state"],
+)
+def test_an_error_of_any_class_makes_a_dead_letter(ready: Settings, topic: str, group: str, error: Exception) -> None:
     """Such as one that quotes half a surrogate pair out of a JSON value."""
 
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
@@ -273,6 +290,32 @@ def test_a_server_that_does_not_answer_in_time_is_no_records_fault(ready: Settin
     with Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(2, 0.05, 0.1)):
         eventually(lambda: len(effects(ready)) == 2, SOON)
     assert letters(ready) == []
+
+
+class OrderFailed(Exception):
+    """A handler's own error, which wraps that of the database."""
+
+
+def test_a_deadlock_is_nobodys_fault_though_the_handler_wraps_its_error(
+    ready: Settings, topic: str, group: str
+) -> None:
+    """As SQLAlchemy and Django do."""
+    deadlocks = [0]
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        record_effect(connection, event)
+        if event.value == b"guilty" and deadlocks[0] < 4:
+            deadlocks[0] += 1
+            try:
+                connection.execute("DO $$ BEGIN RAISE 'deadlock' USING ERRCODE = '40P01'; END $$")
+            except psycopg.Error as error:
+                raise OrderFailed from error
+
+    sent = numbered(ready, topic, {3}, 20)
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE):
+        eventually(lambda: {*sent} <= {event for event, _, _ in effects(ready)} | {*letters(ready)}, SOON)
+    assert letters(ready) == []
+    assert sorted(event for event, _, _ in effects(ready)) == sorted(sent)
 
 
 @pytest.mark.parametrize("sqlstate", ["08001", "08006"])
