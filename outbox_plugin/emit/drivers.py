@@ -329,7 +329,7 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
     if not parts:
         return
     check(connection)
-    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor = getattr(connection, "plain_cursor", psycopg.Cursor)(connection, row_factory=tuple_row)
 
     def execute(query: Query, values: tuple[Any, ...]) -> Any:
         _refuse_if_busy(connection, parts)
@@ -356,7 +356,7 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
     if not parts:
         return
     check(connection)
-    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    cursor = getattr(connection, "plain_cursor", psycopg.AsyncCursor)(connection, row_factory=tuple_row)
     if _need_savepoint(parts):
         await cursor.execute(_NOTHING)
     async with connection.transaction() if _need_savepoint(parts) else nullcontext():

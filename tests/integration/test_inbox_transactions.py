@@ -9,9 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_plugin import Settings
+from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox.handled_keys import HandledKeys
 from tests.inbox_support import effects, make_effect_table, query, record_effect
 from tests.integration.test_inbox_faults import letters, numbered
 from tests.support import eventually
@@ -173,6 +174,31 @@ def test_an_event_that_goes_back_to_a_savepoint_of_an_event_before_it_undoes_not
     assert sorted(event for event, _, _ in effects(ready)) == sorted({*sent} - {*guilty})
     assert letters(ready) == sorted(guilty)
     assert "savepoint" in DeadLetters(ready).list()[0].error
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        record_effect,
+        lambda connection, event: Outbox().emit(connection, Event(topic="invoices", key=event.key_text, value={})),
+    ],
+    ids=["execute", "emit"],
+)
+def test_a_handler_that_makes_no_savepoint_costs_no_round_trip_to_look_for_one(
+    ready: Settings, topic: str, group: str, write: Misuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[object] = []
+    handled: list[Received] = []
+    monkeypatch.setattr(HandledKeys, "mark", lambda *arguments: marks.append(arguments))
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        write(connection, event)
+        handled.append(event)
+
+    numbered(ready, topic, set())
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1, retry=AT_ONCE):
+        eventually(lambda: len(handled) >= 300, SOON)
+    assert marks == []
 
 
 def test_the_server_notices_the_loss_of_a_machine_within_seconds_and_only_while_events_are_handled(
