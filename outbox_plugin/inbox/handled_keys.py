@@ -129,7 +129,8 @@ class HandledKeys:
         """See to it that events which have not been handled do not count as handled, now or later.
 
         If a handler has committed the keys of the `fresh` ones, they are forgotten again; if it has prepared the
-        transaction, that is rolled back. Where the database is away, this waits for it a while: nobody else knows of
+        transaction, that is rolled back. If the connection was lost, the server may still be at it: this waits until it
+        has ended, as a second try would. Where the database is away, this waits for it a while: nobody else knows of
         the transaction.
 
         Args:
@@ -141,7 +142,8 @@ class HandledKeys:
             return
         session.distrust()  # What the handler has done to the session stays if it has committed.
         events: dict[str, object] = {"group": self._group, "keys": [*fresh], "sources": [*fresh.values()]}
-        for _ in range(SETTLE_ATTEMPTS):
+        refusals = 0
+        while refusals < SETTLE_ATTEMPTS:
             try:
                 await session.connect()
                 for (roll_back,) in await session.fetch(self._roll_back, {"id": begun.id}):
@@ -149,13 +151,14 @@ class HandledKeys:
                 [(became, _)] = await session.fetch(self._became, {"id": begun.id})
                 if became == "committed" and fresh:
                     await session.fetch(self._forget, events)
+                if became != "in progress":
+                    return
             except psycopg.errors.InvalidParameterValue:  # A server that took over does not know the transaction.
                 return
             except psycopg.Error as error:
+                refusals += 1
                 logger.warning("handling waits for Postgres: %s", one_line(error))
-                await session.rest(SETTLE_SECONDS)
-            else:
-                return
+            await session.rest(SETTLE_SECONDS)
 
 
 def _text_array(texts: Iterable[str]) -> str:

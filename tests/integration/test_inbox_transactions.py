@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -33,6 +36,12 @@ def ready(settings: Settings) -> Settings:
     make_effect_table(settings)
     query(settings, "DO $$ BEGIN CREATE ROLE outbox_powerless; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
     return settings
+
+
+def cut(descriptor: int) -> None:
+    """Cut a connection to the server, which does not notice while it is at work."""
+    with socket.socket(fileno=os.dup(descriptor)) as connected:
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def run(settings: Settings, topic: str, group: str, misuse: Misuse, retry: Retry) -> tuple[list[str], list[str]]:
@@ -174,6 +183,39 @@ def test_an_event_that_goes_back_to_a_savepoint_of_an_event_before_it_undoes_not
     assert sorted(event for event, _, _ in effects(ready)) == sorted({*sent} - {*guilty})
     assert letters(ready) == sorted(guilty)
     assert "savepoint" in DeadLetters(ready).list()[0].error
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "PREPARE TRANSACTION 'mine'"], ids=["commit", "prepare"])
+def test_a_connection_that_is_lost_while_a_handler_ends_its_transaction_costs_no_event_its_effect(
+    ready: Settings, topic: str, group: str, end: str
+) -> None:
+    query(
+        ready,
+        "CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(3) WHERE NEW.value = 'guilty'; RETURN NULL; END $$",
+    )
+    query(
+        ready,
+        "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION take_long()",
+    )
+    tries: list[Received] = []
+
+    def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+        record_effect(connection, event)
+        if event.value == b"guilty":
+            tries.append(event)
+            if len(tries) == 1:
+                threading.Timer(0.5, cut, [connection.fileno()]).start()
+                connection.execute(end.encode())
+
+    sent = numbered(ready, topic, {150})
+    with Inbox(ready, group=group, topics=[topic], handler=handle, concurrency=1):
+        eventually(lambda: {*sent} <= {event for event, _, _ in effects(ready)}, SOON)
+    # What the guilty one committed stays, and it is tried again.
+    others = [event for event, _, _ in effects(ready) if event != sent[150]]
+    assert sorted(others) == sorted({*sent} - {sent[150]})
+    assert query(ready, "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()") == [(0,)]
 
 
 @pytest.mark.parametrize(
