@@ -49,6 +49,12 @@ async def _psycopg(dsn: str) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
+async def _pipeline(dsn: str) -> AsyncIterator[Any]:
+    with psycopg.connect(dsn) as connection, connection.pipeline():
+        yield connection
+
+
+@asynccontextmanager
 async def _psycopg_savepoint(connection: psycopg.Connection[Any]) -> AsyncIterator[None]:
     with connection.transaction():
         yield
@@ -57,6 +63,12 @@ async def _psycopg_savepoint(connection: psycopg.Connection[Any]) -> AsyncIterat
 @asynccontextmanager
 async def _psycopg_async(dsn: str) -> AsyncIterator[Any]:
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def _pipeline_async(dsn: str) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection, connection.pipeline():
         yield connection
 
 
@@ -138,6 +150,8 @@ def django_alias(dsn: str) -> str:
 DRIVERS = [
     Driver("psycopg", _psycopg, _psycopg_savepoint),
     Driver("psycopg, async", _psycopg_async, _psycopg_async_savepoint),
+    Driver("psycopg, in a pipeline", _pipeline, _psycopg_savepoint),
+    Driver("psycopg, async, in a pipeline", _pipeline_async, _psycopg_async_savepoint),
     Driver("SQLAlchemy Connection", _sqlalchemy(session=False), _nested),
     Driver("SQLAlchemy Session", _sqlalchemy(session=True), _nested),
     Driver("SQLAlchemy AsyncConnection, psycopg", _sqlalchemy_async("psycopg", session=False), _nested_async),

@@ -86,8 +86,12 @@ class Query:
         self.numbered = re.sub("%s", lambda _: f"${next(numbers)}", self.text)
 
 
+class Question(Query):
+    """A statement that returns one row, or none. In a pipeline, a driver learns that only when it fetches the row."""
+
+
 Statement = tuple[Query, tuple[Any, ...]]  # A query and its parameters.
-Statements = Generator[Statement, Any, None]  # Send it the first row that each statement returns, or None.
+Statements = Generator[Statement, Any, None]  # Send it the row that each question returns; None for other statements.
 Parts = Sequence[Sequence[Row]] | Iterator[Sequence[Row]]  # Each part is written by one statement.
 
 
@@ -109,9 +113,10 @@ class Insert:
         for part in parts:
             if any(isinstance(row[_VALUE], bytes) for row in part):
                 if self._values_are_bytes is None:
-                    answer = yield Query(statement("identity", "values_are_bytes", self._table)), ()
-                    self._values_are_bytes = answer is None or answer[0]  # No such table: let the INSERT say so.
-                if not self._values_are_bytes:
+                    answer = yield Question(statement("identity", "values_are_bytes", self._table)), ()
+                    if answer is not None:  # Else there is no such table yet: the INSERT will say so.
+                        [self._values_are_bytes] = answer
+                if self._values_are_bytes is False:
                     part = [_with_whole_value(row) for row in part]
             if any(map(_is_whole, part)):
                 yield from self._records(part)
@@ -126,7 +131,7 @@ class Insert:
 
     def _summarise(self, rows: int) -> Statements:
         """The statements that summarise the keys of the last rows, if the database role may do that."""
-        if (yield Query(statement("emit", "may_summarise_keys", self._table)), ()):
+        if (yield Question(statement("emit", "may_summarise_keys", self._table)), ()):
             yield Query(statement("emit", "summarise_keys", self._table, written=Literal(rows))), ()
 
     def _records(self, rows: Sequence[Row]) -> Statements:
@@ -136,7 +141,7 @@ class Insert:
             SchemaMissing: the table lacks the columns; nothing has been written, and the transaction goes on.
         """
         if not self._takes_whole_records:
-            [self._takes_whole_records] = yield Query(statement("identity", "takes_whole_records", self._table)), ()
+            [self._takes_whole_records] = yield Question(statement("identity", "takes_whole_records", self._table)), ()
             if not self._takes_whole_records:
                 raise SchemaMissing(
                     f"the table {self._table!r} lacks the columns for an event's bytes that are no text, its partition "
@@ -333,8 +338,11 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
 
     def execute(query: Query, values: tuple[Any, ...]) -> Any:
         _refuse_if_busy(connection, parts)
-        cursor.execute(query.bytes, values)
-        return cursor.fetchone() if cursor.description else None
+        if not isinstance(query, Question):
+            cursor.execute(query.bytes, values)
+            return None
+        # On a cursor of its own, which no result of an earlier statement reaches late.
+        return psycopg.Cursor(connection, row_factory=tuple_row).execute(query.bytes, values).fetchone()
 
     if not _need_savepoint(parts):
         _run(insert.statements(parts), execute)
@@ -364,8 +372,12 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
             statements, answer = insert.statements(parts), None
             while (following := _next(statements, answer)) is not None:
                 query, values = following
-                await cursor.execute(query.bytes, values)
-                answer = await cursor.fetchone() if cursor.description else None
+                if isinstance(query, Question):
+                    asking = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+                    answer = await (await asking.execute(query.bytes, values)).fetchone()
+                else:
+                    await cursor.execute(query.bytes, values)
+                    answer = None
 
 
 def _refuse_if_busy(connection: psycopg.Connection[Any], parts: Parts) -> None:
@@ -396,7 +408,7 @@ def _write_django(connection: Any, insert: Insert, rows: Iterable[Row]) -> None:
 
         def execute(query: Query, values: tuple[Any, ...]) -> Any:
             cursor.execute(query.text, values)
-            return cursor.fetchone() if cursor.description else None
+            return cursor.fetchone() if isinstance(query, Question) else None
 
         _run(insert.statements(parts), execute)
 
@@ -412,7 +424,7 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
 
     def execute(query: Query, values: tuple[Any, ...]) -> Any:
         result = connection.exec_driver_sql(query.numbered if dialect.driver == "asyncpg" else query.text, values)
-        return result.first() if result.returns_rows else None
+        return result.first() if isinstance(query, Question) else None
 
     # The session makes the savepoint, so that it knows which of its objects are rolled back with it.
     with target.begin_nested() if _need_savepoint(parts) else nullcontext(), _closing_if_it_fails(rows):

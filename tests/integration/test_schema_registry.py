@@ -40,6 +40,7 @@ from outbox_plugin.encoding import as_bytes, registered, registered_key
 from outbox_plugin.errors import InvalidEvent, RegistryUnavailable, ServerRefused
 from outbox_plugin.inbox import Inbox, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.schema.migrate import migrate
 from tests.emit_connections import DRIVERS, Driver, awaited
 from tests.harvesting import create_topic
 from tests.inbox_support import query
@@ -204,6 +205,18 @@ def test_bytes_of_any_serializer_go_into_a_table_of_text(settings: Settings) -> 
         Outbox(serializer=as_bytes).emit(connection, Event(topic="t", key="k", value=b"\xff"))
     found = query(settings, "SELECT kafka_value, kafka_value_bytes FROM outbox ORDER BY id")
     assert found == [('{"by":"ü"}', None), (None, b"\xff")]
+
+
+def test_bytes_that_failed_before_there_was_a_table_go_into_it_as_bytes(unmigrated: Settings) -> None:
+    """Into a column of text, Postgres would write the text of their notation."""
+    outbox, event = Outbox(serializer=as_bytes), Event(topic="t", key="k", value=b"\xff")
+    with psycopg.connect(unmigrated.dsn.get_secret_value()) as connection:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            outbox.emit(connection, event)
+        connection.rollback()
+        migrate(unmigrated)
+        outbox.emit(connection, event)
+    assert query(unmigrated, "SELECT kafka_value, kafka_value_bytes FROM outbox") == [(None, b"\xff")]
 
 
 @pytest.mark.parametrize(
