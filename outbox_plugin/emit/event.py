@@ -32,6 +32,7 @@ from outbox_plugin.core.headers import (
 from outbox_plugin.errors import InvalidEvent
 
 MAX_KEY_CHARACTERS = 100  # The column kafka_key is VARCHAR(100).
+PARTITIONS = 2**31  # Kafka's numbers of partitions are below.
 TOPIC_PATTERN = r"^[A-Za-z0-9._-]{1,249}$"  # Kafka's rule for topic names.
 KAFKAS_OWN = "__"  # Names of internal topics begin so: consumer offsets, transactions.
 
@@ -68,7 +69,8 @@ _Headers = Annotated[
     Annotated[dict[_Text, _Text], Tag(_NAMED)] | Annotated[Sequence[tuple[_Text, _HeaderValue]], Tag(_PAIRS)],
     Discriminator(_kind_of_headers),
 ]
-_EARLIEST = datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)  # Kafka's clients read 0 as the present time.
+EARLIEST = datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)  # Kafka's clients read 0 as the present time.
+LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 class Event(BaseModel):
@@ -114,8 +116,8 @@ class Event(BaseModel):
     content_type: _Text = ""
     content_schema: _Text = ""
     headers: _Headers = Field(default_factory=dict)
-    partition: Annotated[int, Strict(), Field(ge=0, lt=2**31)] | None = None
-    timestamp: Annotated[AwareDatetime, Field(ge=_EARLIEST)] | None = None
+    partition: Annotated[int, Strict(), Field(ge=0, lt=PARTITIONS)] | None = None
+    timestamp: Annotated[AwareDatetime, Field(ge=EARLIEST, le=LATEST)] | None = None
 
     if not TYPE_CHECKING:  # Type checkers derive the signature from the fields.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from outbox_plugin.core.whole_record import WHOLE_RECORD_HEADER, ordering_key, text_of
 from outbox_plugin.emit.cloud_events import CloudEventsMode, Items, cloud_events_format, plain
-from outbox_plugin.emit.event import KAFKAS_OWN, MAX_KEY_CHARACTERS, TOPIC_PATTERN, Event
+from outbox_plugin.emit.event import EARLIEST, KAFKAS_OWN, LATEST, MAX_KEY_CHARACTERS, PARTITIONS, TOPIC_PATTERN, Event
 from outbox_plugin.errors import InvalidEvent
 
 try:
@@ -150,8 +150,8 @@ class RowEncoder:
             None if has_key else key,
             value if is_whole_value and isinstance(value, bytes) else None,
             encoded,
-            event.partition,
-            event.timestamp,
+            _good_partition(event.partition),
+            _in_utc(event.timestamp),
         )
 
     def _check(self, key: str, value: str | bytes | None, names: list[str], texts: list[str]) -> None:
@@ -189,6 +189,21 @@ def _good_topic(topic: str) -> str:
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidEvent("topic", f"expected 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
     return topic
+
+
+def _good_partition(partition: int | None) -> int | None:
+    if partition is not None and (not isinstance(partition, int) or not 0 <= partition < PARTITIONS):
+        raise InvalidEvent("partition", f"expected a number from 0 to {PARTITIONS - 1} (given: {partition!r})")
+    return partition
+
+
+def _in_utc(timestamp: datetime | None) -> datetime | None:
+    """The same time in UTC. Postgres does not know every offset that Python knows."""
+    if timestamp is None:
+        return None
+    if not isinstance(timestamp, datetime) or timestamp.utcoffset() is None or not EARLIEST <= timestamp <= LATEST:
+        raise InvalidEvent("timestamp", f"expected a time after 1970 began, with its zone (given: {timestamp!r})")
+    return timestamp.astimezone(UTC)
 
 
 def _with_trace(items: Items) -> Items:

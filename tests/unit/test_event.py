@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
 from opentelemetry.sdk.trace import TracerProvider
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from outbox_plugin.emit.event import Event
 from outbox_plugin.emit.row_encoder import MAX_RECORD_BYTES, RowEncoder, as_bytes, as_text
@@ -99,6 +99,7 @@ def test_values(value: Any, text: str | None) -> None:
         ("partition", {"partition": "1"}),
         ("timestamp", {"timestamp": datetime(2026, 1, 1)}),
         ("timestamp", {"timestamp": datetime(1970, 1, 1, tzinfo=UTC)}),
+        ("timestamp", {"timestamp": datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-1)))}),
         ("occurred_at", {"occurred_at": datetime(2026, 1, 1)}),
         ("idempotency_key", {"idempotency_key": "mine"}),
         ("colour", {"colour": "red"}),
@@ -226,6 +227,26 @@ def test_what_goharvests_columns_cannot_hold_is_written_so_that_who_knows_only_t
     row: Any = RowEncoder(as_text, None, MAX_RECORD_BYTES).row(event(**whole))
     assert (row[3][0], row[4], len(row[3])) == ("outbox-record", [], 1 + len(row[7]))
     assert (row[5], row[6], row[8], row[9]) == columns
+
+
+@pytest.mark.parametrize(
+    ("field", "default"),
+    [
+        ("partition", -1),
+        ("partition", 2**31),
+        ("partition", "1"),
+        ("timestamp", datetime(2026, 1, 1)),
+        ("timestamp", datetime(1960, 1, 1, tzinfo=UTC)),
+        ("timestamp", datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-1)))),
+        ("timestamp", "2026-01-01T00:00:00Z"),
+    ],
+)
+def test_a_default_of_a_subclass_that_no_record_can_have_is_refused(field: str, default: Any) -> None:
+    fields: Any = {field: (Any, default)}
+    subclass = create_model("Mine", __base__=Event, **fields)
+    with pytest.raises(InvalidEvent) as caught:
+        RowEncoder(as_text, None, MAX_RECORD_BYTES).row(subclass(topic="t", key="k", value=1))
+    assert caught.value.field == field
 
 
 def test_headers_may_repeat_and_be_null_in_goharvests_columns() -> None:
