@@ -47,8 +47,8 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
             raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
         if kinds != [(_PLAIN, False)]:
             raise InvalidConnector(
-                f"table.include.list: {router.schema}.{router.table} is partitioned, has tables that inherit from it, "
-                "or is not a table: expected a plain table, whose places can be unique"
+                f"table.include.list: {router.schema}.{router.table} is partitioned or a partition, has tables that "
+                "inherit from it, or is not a table: expected a plain table, whose places can be unique"
             )
         columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]

@@ -313,10 +313,12 @@ def test_a_file_without_a_configuration_is_refused(outbox: Settings, tmp_path: P
     assert said in refused("prepare", outbox, file)
 
 
-def test_a_partitioned_table_is_refused(outbox: Settings, tmp_path: Path) -> None:
-    run(outbox, f"{TABLE.replace('outboxevent', 'divided').replace('PRIMARY KEY', '')} PARTITION BY HASH (id)")
-    file = written(tmp_path, {"table.include.list": "public.divided"})
-    assert "is partitioned" in refused("prepare", outbox, file)
+@pytest.mark.parametrize("table", ["parted", "part"])
+def test_a_partitioned_table_and_a_partition_are_refused(outbox: Settings, tmp_path: Path, table: str) -> None:
+    run(outbox, "CREATE TABLE parted (LIKE outboxevent) PARTITION BY RANGE (aggregateid)")
+    run(outbox, "CREATE TABLE part PARTITION OF parted DEFAULT")
+    connector = written(tmp_path, {"table.include.list": f"public.{table}"})
+    assert f"table.include.list: public.{table} is partitioned or a partition" in refused("prepare", outbox, connector)
 
 
 def test_an_index_that_was_not_finished_is_refused(outbox: Settings, connector: Path) -> None:

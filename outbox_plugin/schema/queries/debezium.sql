@@ -1,6 +1,6 @@
 -- name: kind
--- The kind of a relation, and whether other tables inherit from it; no row if it does not exist.
-SELECT relkind::text, EXISTS (SELECT FROM pg_inherits WHERE inhparent = found.oid)
+-- The kind of a relation, and whether it is a partition or other tables inherit from it; no row if it does not exist.
+SELECT relkind::text, relispartition OR EXISTS (SELECT FROM pg_inherits WHERE inhparent = found.oid)
 FROM pg_class AS found WHERE oid = to_regclass(%(base)s)
 
 -- name: sequence_of_another
