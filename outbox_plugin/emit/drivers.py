@@ -27,6 +27,7 @@ ROWS_AT_A_TIME = 1_000
 CHARACTERS_AT_A_TIME = 8_000_000  # Of values and headers in one statement, which is copied in memory several times.
 MAX_ROWS_IN_SUMMARY = 1_000_000  # Takes Postgres about a second: well below any time-out of a statement.
 _NOTHING = b"SELECT"
+_AUTOCOMMIT = "the connection is in autocommit mode: emit inside `with connection.transaction()`"
 _PLAIN_COLUMNS = 5
 _VALUE = 2  # The place of a row's value.
 # What the statements for many rows name, by the type of the values.
@@ -285,9 +286,7 @@ def check(connection: Any) -> None:
     match kind_of(connection):
         case Kind.PSYCOPG | Kind.PSYCOPG_ASYNC:
             if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
-                raise WrongConnection(
-                    "the connection is in autocommit mode: emit inside `with connection.transaction()`"
-                )
+                raise WrongConnection(_AUTOCOMMIT)
         case Kind.DJANGO:
             if not connection.in_atomic_block and connection.get_autocommit():
                 raise WrongConnection("Django commits each statement here: emit inside `with transaction.atomic()`")
@@ -350,7 +349,8 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
     _refuse_if_busy(connection, parts)
     # This begins the caller's transaction. Else `transaction()` would begin one instead of a savepoint, and commit it.
     cursor.execute(_NOTHING)
-    with connection.transaction():
+    with connection.transaction() as savepoint:
+        _refuse_if_new(savepoint)
         try:
             with _closing_if_it_fails(rows):
                 _run(insert.statements(parts), execute)
@@ -367,7 +367,9 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
     cursor = getattr(connection, "plain_cursor", psycopg.AsyncCursor)(connection, row_factory=tuple_row)
     if _need_savepoint(parts):
         await cursor.execute(_NOTHING)
-    async with connection.transaction() if _need_savepoint(parts) else nullcontext():
+    async with connection.transaction() if _need_savepoint(parts) else nullcontext() as savepoint:
+        if savepoint is not None:
+            _refuse_if_new(savepoint)
         with _closing_if_it_fails(rows):
             statements, answer = insert.statements(parts), None
             while (following := _next(statements, answer)) is not None:
@@ -378,6 +380,15 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
                 else:
                     await cursor.execute(query.bytes, values)
                     answer = None
+
+
+def _refuse_if_new(savepoint: psycopg.Transaction | psycopg.AsyncTransaction) -> None:
+    """Raises WrongConnection if this is a transaction, not a savepoint: it would be committed apart from the caller's.
+
+    That is so in a pipeline in autocommit mode, whose statements seem to be in a transaction until they are sent.
+    """
+    if not savepoint.savepoint_name:
+        raise WrongConnection(_AUTOCOMMIT)
 
 
 def _refuse_if_busy(connection: psycopg.Connection[Any], parts: Parts) -> None:

@@ -94,6 +94,34 @@ def test_the_callers_transaction_is_not_committed_where_it_begins_with_many_even
     assert values(settings) == []
 
 
+def test_a_pipeline_without_a_transaction_is_refused(settings: Settings) -> None:
+    """What fails later in the pipeline would not undo the events."""
+    with connect(settings) as connection:
+        connection.autocommit = True
+        with connection.pipeline():
+            connection.execute("SELECT 1")
+            with pytest.raises(WrongConnection, match="autocommit"):
+                Outbox().emit_many(connection, events(MANY))
+        with connection.transaction(), connection.pipeline():
+            Outbox().emit_many(connection, events(MANY))
+    assert len(values(settings)) == MANY
+
+
+def test_an_async_pipeline_without_a_transaction_is_refused(settings: Settings) -> None:
+    async def scenario() -> None:
+        dsn = settings.dsn.get_secret_value()
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            async with connection.pipeline():
+                await connection.execute("SELECT 1")
+                with pytest.raises(WrongConnection, match="autocommit"):
+                    await Outbox().emit_many(connection, events(MANY))
+            async with connection.transaction(), connection.pipeline():
+                await Outbox().emit_many(connection, events(MANY))
+
+    asyncio.run(scenario())
+    assert len(values(settings)) == MANY
+
+
 def test_a_serializer_that_stops_the_iteration_is_an_error_and_no_end(settings: Settings) -> None:
     def serializer(event: Event) -> str:
         if event.value == "1500":
