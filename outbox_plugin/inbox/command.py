@@ -34,38 +34,38 @@ def list_letters(group: str | None, as_json: bool) -> None:
 
 
 @inbox.command()
-@click.argument("numbers", nargs=-1, type=ROW_ID)
+@click.argument("ids", nargs=-1, type=ROW_ID)
 @click.option("--all", "every", is_flag=True, help="All of them, or all of the group.")
 @click.option("--group", help="Of this consumer group alone.")
-def retry(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
+def retry(ids: tuple[int, ...], every: bool, group: str | None) -> None:
     """Have the group's consumers try these again, each in its key's turn."""
-    wanted = _wanted(numbers, every)
+    wanted = _wanted(ids, every)
     asked = DeadLetters(Settings()).retry(wanted, group)
     click.echo(f"{len(asked)} dead letters are tried again as soon as a consumer of their group runs")
     all_were_there(wanted, asked)
 
 
 @inbox.command()
-@click.argument("numbers", nargs=-1, type=ROW_ID)
+@click.argument("ids", nargs=-1, type=ROW_ID)
 @click.option("--all", "every", is_flag=True, help="All of them, or all of the group.")
 @click.option("--group", help="Of this consumer group alone.")
-def discard(numbers: tuple[int, ...], every: bool, group: str | None) -> None:
+def discard(ids: tuple[int, ...], every: bool, group: str | None) -> None:
     """Forget these for good: their events stay without effect."""
-    wanted = _wanted(numbers, every)
+    wanted = _wanted(ids, every)
     gone = DeadLetters(Settings()).discard(wanted, group)
     click.echo(f"{len(gone)} dead letters discarded")
     all_were_there(wanted, gone)
 
 
-def _wanted(numbers: tuple[int, ...], every: bool) -> list[int] | None:
-    """The numbers, or None for all.
+def _wanted(ids: tuple[int, ...], every: bool) -> list[int] | None:
+    """The ids, or None for all.
 
     Raises:
         UserError: neither was said, or both.
     """
-    if every == bool(numbers):
-        raise UserError("expected the numbers of dead letters (see `outbox inbox list`), or --all")
-    return None if every else list(numbers)
+    if every == bool(ids):
+        raise UserError("expected the ids of dead letters (see `outbox inbox list`), or --all")
+    return None if every else list(ids)
 
 
 def _described(letter: DeadLetter) -> str:
