@@ -42,7 +42,7 @@ class Window:
         """One window that takes the rows of all `windows`."""
         if len(windows) == 1:
             return windows[0]
-        return cls(Rows([fields for window in windows for fields in fields_of(window.release_rows())]).sorted())
+        return cls(Rows([fields for window in windows for fields in fields_of(window.drop_rows())]).sorted())
 
     def halve(self) -> Window:
         """Keep the first half of at least two rows. Returns a window of the others."""
@@ -59,13 +59,13 @@ class Window:
         """Leave out all rows of the keys that are held back. They are read again later."""
         self._keep(held.without_rows_of_these(self.rows))
 
-    def release_rows(self) -> Sequence[OutboxRow]:
+    def drop_rows(self) -> Sequence[OutboxRow]:
         """Drop the rows once they are published, and return them. `publications` are enough to purge them."""
         rows, self.rows = self.rows, ()
         return rows
 
-    def dead_letter(self, bad: Sequence[BadRow]) -> None:
-        """Leave out the bad rows alone: they have become dead letters."""
+    def leave_out_dead_letters(self, bad: Sequence[BadRow]) -> None:
+        """Leave out bad rows that have become dead letters. The later rows of their keys stay."""
         gone = {row.row.id for row in bad}
         self._keep([row for row in self.rows if row.id not in gone])
 
@@ -182,7 +182,7 @@ class Windows:
         self.publications_with(window)
         self._read.pop(0)
         self._published.append(window)
-        return window.release_rows()
+        return window.drop_rows()
 
     def mark_purged(self, windows: Iterable[Window]) -> None:
         """Take in that the rows of `windows` are deleted durably: the next progress record need not name them."""

@@ -116,7 +116,7 @@ class Daemon:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._renew(lease_seconds)
-            starts = self._starts()
+            starts = self._recorded_starts()
             decision = decide(DaemonState(self.running, starts, now))
             if decision is DaemonAction.START:
                 (self.folder / "starts.json").write_text(json.dumps([*recent(starts, now), now]))
@@ -147,7 +147,7 @@ class Daemon:
             self.lease.write_text(text)
         self.lease.touch()
 
-    def _starts(self) -> tuple[float, ...]:
+    def _recorded_starts(self) -> tuple[float, ...]:
         try:
             return tuple(float(start) for start in json.loads((self.folder / "starts.json").read_text()))
         except (FileNotFoundError, ValueError, TypeError, OverflowError, RecursionError):

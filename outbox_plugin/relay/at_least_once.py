@@ -209,7 +209,7 @@ class AtLeastOnce:
             round_ = pending.popleft()
             with self._answer_wait:
                 sent = self._log.send(round_, self._confirm)
-            self._to_be_purged([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
+            self._queue_purge([id_ for id_ in column(round_, "id") if id_ in sent.delivered])
             if len(sent.delivered) == len(round_):
                 delivered += fields_of(round_)
                 continue
@@ -239,7 +239,7 @@ class AtLeastOnce:
             self._store.check_leads()
             self._confirmed_at = now
 
-    def _to_be_purged(self, ids: list[int]) -> None:
+    def _queue_purge(self, ids: list[int]) -> None:
         with self._lock:
             self._delivered += ids
             if len(self._delivered) == len(ids) or self._purge_is_due():

@@ -278,7 +278,7 @@ class ExactlyOnce:
         """Waits for a window or a challenge; None when the term is to end.
 
         An idle leader commits a record without a window, once: a record that named deleted rows for ever would do harm
-        if their ids were given again to rows with the same creation time. So does a leader that is to measure how long
+        if their ids were given again to rows with the same creation time. A leader also commits one to measure how long
         a transaction takes by itself, as `core.rows_beside_live` explains.
         """
         with self._lock:
@@ -420,7 +420,7 @@ class ExactlyOnce:
         bad = [BadRow(row, refused.refusals[row.id]) for row in window.rows if row.id in refused.refusals]
         stuck = self._bad_row_handler.dead_letter(bad)
         with self._lock:
-            window.dead_letter([row for row in bad if row.row.id not in stuck])
+            window.leave_out_dead_letters([row for row in bad if row.row.id not in stuck])
         return stuck
 
     def _progress(self, records: int, publications: tuple[Publication, ...]) -> ProgressRecord:

@@ -153,7 +153,7 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     """
     now = time.monotonic()
     deadline, read_deadline = now + timeout_seconds, now + _READ_SHARE * timeout_seconds
-    store = DeadlineFuture(lambda: _table(settings, timeout_seconds))
+    store = DeadlineFuture(lambda: _read_table(settings, timeout_seconds))
     log = DeadlineFuture(lambda: _last_records(settings, read_deadline))
     table, store_error = store.result(deadline, "Postgres")
     read, log_error = log.result(deadline, "Kafka")
@@ -187,29 +187,29 @@ def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None) -> Sh
     last, age = fresh[-1] if fresh else (None, None)
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
     ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
-    now = leading[-1] if leading and leading[-1].leader_id not in ended else None
-    troubles = [now.trouble if now else last.trouble if last else None, table.cannot_verify if table else None]
+    leader = leading[-1] if leading and leading[-1].leader_id not in ended else None
+    troubles = [leader.trouble if leader else last.trouble if last else None, table.cannot_verify if table else None]
     if heard.ignored:
         troubles.append(
             f"{len(heard.ignored)} records of the last minute on the leader topic are ignored: {heard.ignored[-1]}"
         )
     return ShardStatus(
         shard=shard,
-        leader=Leader(now.instance, now.host, now.pid, now.leader_id, now.since) if now else None,
+        leader=Leader(leader.instance, leader.host, leader.pid, leader.leader_id, leader.since) if leader else None,
         lag_records=table.backlog.by_shard[shard] if table else 0,
-        records_per_second=now.records_per_second if now else 0.0,
-        published=now.published if now else 0,
+        records_per_second=leader.records_per_second if leader else 0.0,
+        published=leader.published if leader else 0,
         heartbeat_age_seconds=round(age, 3) if age is not None else None,
         trouble="; ".join(filter(None, troubles)) or None,
         paused=table is not None and shard in table.paused,
-        recovered=now.recovered if now else 0,
+        recovered=leader.recovered if leader else 0,
         ignored_records=len(heard.ignored),
-        live_first=now is not None and now.live_first,
-        live_rows_waiting=now.live_rows_waiting if now else 0,
+        live_first=leader is not None and leader.live_first,
+        live_rows_waiting=leader.live_rows_waiting if leader else 0,
     )
 
 
-def _table(settings: Settings, seconds: float) -> _Table:
+def _read_table(settings: Settings, seconds: float) -> _Table:
     table = settings.table
     with (
         errors_as_refusals(settings),

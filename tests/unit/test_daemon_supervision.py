@@ -138,7 +138,7 @@ def test_a_file_of_starts_that_is_damaged_is_begun_anew(
     daemon = Daemon(SETTINGS, tmp_path)
     (tmp_path / "starts.json").write_text(text, encoding="latin-1")
     assert daemon.keep_alive(60.0, 1_000.0) is DaemonAction.START
-    assert daemon._starts() == (1_000.0,)
+    assert daemon._recorded_starts() == (1_000.0,)
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

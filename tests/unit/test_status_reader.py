@@ -136,7 +136,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., reader.Status]:
         living: frozenset[int] = frozenset(),
         ahead: Mapping[int, float] | None = None,
     ) -> reader.Status:
-        monkeypatch.setattr(reader, "_table", refuse)
+        monkeypatch.setattr(reader, "_read_table", refuse)
         monkeypatch.setattr(reader, "Consumer", lambda config: Client(failures or {}, silent, living, ahead or {}))
         began = time.monotonic()
         status = read_status(SETTINGS, SECONDS)
