@@ -47,7 +47,8 @@ _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._
 _NOT_TAKEN = re.compile("[\0\ud800-\udfff]")  # librdkafka cuts a text at NUL, and UTF-8 has no lone surrogates.
 LOCALHOST = "127.0.0.1"
 MAX_SHARDS = 1_024
-_SECRETS = {"dsn", "kafka", "kafka_token_provider", "outboxes"}  # Who misreads the last but one puts a token there.
+# `kafka_token_provider` is the name of a function, but somebody may put a token there by mistake.
+_SECRETS = {"dsn", "kafka", "kafka_token_provider", "outboxes"}
 
 
 class LogSettings(BaseSettings):

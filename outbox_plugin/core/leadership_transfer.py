@@ -43,8 +43,8 @@ from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
 STALLED_SECONDS = 0.5  # Most requests take a hundredth of this. If one takes longer, nothing but the question follows.
 OWNED_SECONDS = 3.0  # By then, the members of the group have settled, and so has the leader.
 FRESH_SECONDS = 3.0  # What was heard, or asked, longer ago counts for nothing.
-STAND_BACK_SECONDS = 3.0  # How long a leader that has resigned leaves the shard to the others,
-SUCCESSOR_SECONDS = 1.0  # and how long other followers leave it to its successor: that is heard long before.
+STAND_BACK_SECONDS = 3.0  # How long a leader that has resigned leaves the shard to the others.
+SUCCESSOR_SECONDS = 1.0  # How long other followers leave the shard to the successor, whose heartbeats come much sooner.
 # Between two resignations, or two attempts of an owner: a way that comes and goes must not make leaders take turns all
 # the time.
 PAUSE_FIRST, PAUSE_LAST = 30.0, 300.0

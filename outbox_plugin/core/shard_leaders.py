@@ -14,8 +14,8 @@ class ShardLeaders:
 
     def __init__(self) -> None:
         self._leaders: dict[int, str] = {}  # The instance that was last heard to lead each shard.
-        self._led: Counter[str] = Counter()  # How many shards each of them leads,
-        self._heard_at: dict[str, float] = {}  # and when it was last heard.
+        self._led: Counter[str] = Counter()  # How many shards each of them leads.
+        self._heard_at: dict[str, float] = {}  # When each of them was last heard.
 
     def receive(self, heartbeat: LeaderHeartbeat, now: float) -> None:
         """Take in a heartbeat of any shard, from any harvester, our own included."""

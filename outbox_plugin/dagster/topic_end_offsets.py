@@ -1,4 +1,4 @@
-"""Where topics are, and where they end, which Kafka is asked for."""
+"""Asks Kafka where topics end. Also a topic's address, as `kafka://…`."""
 
 from __future__ import annotations
 
