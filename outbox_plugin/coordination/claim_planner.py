@@ -10,9 +10,8 @@ from outbox_plugin.coordination.partition_owners import Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 
 ROUND_SECONDS = 0.2  # Between two plans.
-PARTITIONS_PER_ROUND = (
-    2_000  # For each so many partitions, the next plan after an idle one comes later by ROUND_SECONDS.
-)
+# After a plan in which nothing was to be done, the next one comes later by ROUND_SECONDS for each so many partitions.
+PARTITIONS_PER_ROUND = 2_000
 AVOIDED_INTERVALS = 10  # How long an instance first leaves a partition alone that it was too slow for; then twice that.
 LONGEST_AVOIDED = 16 * AVOIDED_INTERVALS
 

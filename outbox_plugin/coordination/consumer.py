@@ -40,7 +40,7 @@ LOGGER = logger_of(__name__)
 
 Guarantee = Literal["at-least-once", "at-most-once"]
 
-BATCH = 1_000  # Records that are fetched and not yet handed out, at most. At most once, a killed process loses these.
+BATCH = 1_000  # Records that are fetched and not yet handed out, at most. With at-most-once, a kill loses these.
 # The same bound for their memory. One more record than fits may be held, of whatever size, and what librdkafka has
 # fetched ahead when the last record was taken.
 BATCH_BYTES = 16_000_000
@@ -48,7 +48,7 @@ MEMORY_LIMIT = MemoryLimit(BATCH, BATCH_BYTES)  # It is shared out among the par
 QUEUED_KILOBYTES = 4_096  # What librdkafka may fetch ahead.
 FOLLOW_SECONDS = 0.05  # Between two checks of which partitions we hold.
 GATHER_SECONDS = 0.005  # How long to wait for more records after the first one.
-PROMISED_GATHER_SECONDS = 0.05  # The same at most once: the promise for each batch takes about as long.
+PROMISED_GATHER_SECONDS = 0.05  # The same with at-most-once: the promise for each batch takes about as long.
 PROMISE_SECONDS = 5.0
 MIN_PROMISE_SECONDS = 1.0  # The shortest wait for a promise, also if `poll` has less time; most take milliseconds.
 

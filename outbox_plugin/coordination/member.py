@@ -320,7 +320,7 @@ class Member:
 
     def _release_answered(self, tp: TopicPartition, sent: float, counted: bool) -> None:
         """The log has a release of ours: of a partition that we left, or one that corrects our claim."""
-        if self._at_most_once or sent >= self._leaving.get(tp, NEVER):  # At least once, the last one counts.
+        if self._at_most_once or sent >= self._leaving.get(tp, NEVER):  # With at-least-once, the last one counts.
             self._leaving.pop(tp, None)
         if (held := self._held.get(tp)) is not None:
             held.until = NEVER
@@ -367,7 +367,7 @@ class Member:
 
     def _repair(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Write our position and our claim again, because somebody else has written in our name."""
-        # At least once, it is repeated as often as a heartbeat, so that the partition does not become stale meanwhile.
+        # With at-least-once, it is repeated as often as a heartbeat: the partition must not become stale meanwhile.
         if now - held.repaired > (self._planner.patience if self._at_most_once else self._timing.beat):
             held.repaired, held.until = now, NEVER
             self._to_keep.pop(tp, None)  # The log says what we did not.
