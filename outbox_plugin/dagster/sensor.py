@@ -105,17 +105,10 @@ def build_harvester_sensor(
         use = _use_of(daemon)
         cursor, cpu_percent = cursor.used(use, now)
         cursor = cursor.after(status, now, troubled=not healthy.passed)
-        shown = {
-            **metadata(status),
-            "takeovers": MetadataValue.int(cursor.takeovers),
-            "duplicates_suppressed": MetadataValue.int(cursor.suppressed),
-        }
+        shown = metadata(status) | _cursor_metadata(cursor)
         if harvester.mode == "supervise":
             shown |= daemon_metadata(daemon)
-        if use is not None:
-            shown["memory_megabytes"] = MetadataValue.float(use.memory_bytes / 1e6)
-        if cpu_percent is not None:
-            shown["cpu_percent"] = MetadataValue.float(cpu_percent)
+        shown |= _use_metadata(use, cpu_percent)
         letters = dead_letters(status, bounds)
         events: list[Event] = [
             AssetObservation(asset_key, metadata=shown),
@@ -157,6 +150,22 @@ def _use_of(daemon: Daemon) -> Use | None:
         return Use(pid, times.user + times.system, process.memory_info().rss)
     except psutil.Error:  # It has just ended.
         return None
+
+
+def _cursor_metadata(cursor: Cursor) -> Metadata:
+    return {
+        "takeovers": MetadataValue.int(cursor.takeovers),
+        "duplicates_suppressed": MetadataValue.int(cursor.suppressed),
+    }
+
+
+def _use_metadata(use: Use | None, cpu_percent: float | None) -> Metadata:
+    shown: Metadata = {}
+    if use is not None:
+        shown["memory_megabytes"] = MetadataValue.float(use.memory_bytes / 1e6)
+    if cpu_percent is not None:
+        shown["cpu_percent"] = MetadataValue.float(cpu_percent)
+    return shown
 
 
 def _topic_event(key: AssetKey, uri: str, moved: Moved) -> Event:
