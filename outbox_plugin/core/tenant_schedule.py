@@ -134,8 +134,10 @@ class TenantSchedule:
             elif schema in resting:
                 if self._rest(schema):
                     rest.append(schema)
-            elif self._may_start(schema, now):
-                due.append(schema)
+            else:
+                self._admit(schema)
+                if self._is_due(schema, now):
+                    due.append(schema)
         free = len(due) if places is None else max(places - self.running, 0)
         start = tuple(nsmallest(min(room, free), due, key=self._due_since))
         for schema in start:
@@ -170,12 +172,15 @@ class TenantSchedule:
         tenant.is_refused, tenant.has_failed, tenant.is_resting = False, False, True
         return was_running
 
-    def _may_start(self, schema: str, now: float) -> bool:
-        """Whether a tenant that is neither refused nor at rest, or no longer, may be started."""
-        if (tenant := self._tenants.get(schema)) is None:
-            return True
-        tenant.is_refused = tenant.is_resting = False
-        return not tenant.is_running and tenant.not_before <= now
+    def _admit(self, schema: str) -> None:
+        """Take in that a tenant is neither refused nor at rest by now."""
+        if (tenant := self._tenants.get(schema)) is not None:
+            tenant.is_refused = tenant.is_resting = False
+
+    def _is_due(self, schema: str, now: float) -> bool:
+        """Whether an admitted tenant waits to be started."""
+        tenant = self._tenants.get(schema)
+        return tenant is None or (not tenant.is_running and tenant.not_before <= now)
 
     def _due_since(self, schema: str) -> float:
         tenant = self._tenants.get(schema)
