@@ -8,7 +8,7 @@ import os
 import random
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -160,36 +160,31 @@ class Harvester(Background):
         """Check everything that a user can fix, before anything is changed. Also returns a note for the status."""
         warn_about_insecure_settings(self._settings)
         with closing(KafkaAdmin.at_start(self._settings)) as admin:
-            identity, layout, disorder = self._check_both(admin)
-            note = self._note(admin, disorder)
+            identity, layout, weaknesses = self._check_both(admin)
+            note = self._note(admin, weaknesses)
         return identity, layout, note
 
-    def _note(self, admin: KafkaAdmin, disorder: str | None) -> str | None:
+    def _note(self, admin: KafkaAdmin, weaknesses: Sequence[str]) -> str | None:
         """What is wrong, but keeps nobody from harvesting, for the log and the status; None if nothing is."""
-        notes = [admin.keep_progress(self._names)] if self._exactly_once else []
-        if disorder is not None:
-            notes.append(
-                f"the ids of {self._settings.table} {disorder}. A later transaction can get a smaller id, so order "
-                "per key is not kept"
-            )
-        note = "; ".join(filter(None, notes)) or None
+        policy = admin.keep_progress(self._names) if self._exactly_once else None
+        note = "; ".join(filter(None, [policy, *weaknesses])) or None
         if note:
             logger.warning("%s", note)
         return note
 
-    def _check_both(self, admin: KafkaAdmin) -> tuple[OutboxIdentity, Layout, str | None]:
+    def _check_both(self, admin: KafkaAdmin) -> tuple[OutboxIdentity, Layout, list[str]]:
         """Register with the outbox once Kafka is found to be as it must be."""
-        identity, terms, layout, disorder = self._register(keep=False)
+        identity, terms, layout, weaknesses = self._register(keep=False)
         self._check_kafka(admin, identity, terms, layout)
-        checked, (identity, terms, layout, disorder) = (identity, layout.shards), self._register(keep=True)
+        checked, (identity, terms, layout, weaknesses) = (identity, layout.shards), self._register(keep=True)
         if (identity, layout.shards) != checked:  # Somebody has changed it since the check.
             self._check_kafka(admin, identity, terms, layout)
-        return identity, layout, disorder
+        return identity, layout, weaknesses
 
-    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, str | None]:
+    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, list[str]]:
         """Register our group, delivery and number of shards with the outbox.
 
-        Returns the outbox's identity, its terms, its layout, and why its ids may not ascend. If `keep` is False, the
+        Returns the outbox's identity, its terms, its layout, and its weaknesses. If `keep` is False, the
         registration is rolled back: the first check must change nothing, as Kafka may refuse us.
         """
         with errors_as_refusals(self._settings):
@@ -198,7 +193,7 @@ class Harvester(Background):
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
                 return self._register_when_unlocked(keep=keep)
 
-    def _register_when_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, str | None]:
+    def _register_when_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, list[str]]:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""
         while True:
             try:
@@ -208,14 +203,14 @@ class Harvester(Background):
                     raise
                 logger.warning("waiting for another session that locks the outbox (see pg_locks): %s", one_line(error))
 
-    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, str | None]:
+    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, list[str]]:
         with self._registration(keep=keep) as registration:
             identity = registration.check_outbox()
             registration.register_group(adopt=self._adopt)
             registration.register_delivery(adopt=self._adopt)
             self._signer, terms = registration.signer(), registration.terms()
             self._is_new = terms.number == 0
-            return identity, terms, registration.register_layout(), registration.disorder_of_ids()
+            return identity, terms, registration.register_layout(), registration.weaknesses()
 
     @contextmanager
     def _registration(self, *, keep: bool = True) -> Iterator[HarvesterRegistration]:
@@ -278,10 +273,10 @@ class Harvester(Background):
                     registration.register_group()
                     registration.register_delivery()
                     self._signer = registration.signer()
-                    layout, disorder = registration.layout(), registration.disorder_of_ids()
+                    layout, weaknesses = registration.layout(), registration.weaknesses()
                 with closing(KafkaAdmin(self._settings)) as admin:
                     admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
-                    note = self._note(admin, disorder)
+                    note = self._note(admin, weaknesses)
             except (
                 ServerUnavailable,
                 ServerRefused,

@@ -191,7 +191,20 @@ class HarvesterRegistration:
         number, shards, unsettled, *_ = found[0]
         return Layout(number, shards, tuple(unsettled))
 
-    def disorder_of_ids(self) -> str | None:
+    def weaknesses(self) -> list[str]:
+        """What keeps nobody from harvesting, but breaks a promise: ids out of order, a table that a crash empties."""
+        table, found = self._settings.table, []
+        if (disorder := self._disorder_of_ids()) is not None:
+            found.append(
+                f"the ids of {table} {disorder}. A later transaction can get a smaller id, so order per key is not kept"
+            )
+        if self._ask("identity", "unlogged"):
+            found.append(
+                f"the table {table} is UNLOGGED, so a crash of Postgres empties it: ALTER TABLE {table} SET LOGGED"
+            )
+        return found
+
+    def _disorder_of_ids(self) -> str | None:
         """Why a later transaction can get a smaller id from the table's sequence; None where it cannot."""
         for ahead, step, cycles in self._ask("identity", "sequence_form"):
             if ahead > 1:

@@ -89,4 +89,13 @@ def test_names_that_are_always_quoted_are_still_known(settings: Settings) -> Non
         connection.execute("ALTER SEQUENCE outbox_id_seq CACHE 7")
     by_default(settings, quote_all_identifiers="on")
     with closing(connect(settings)) as connection:
-        assert "drawn 7 at a time" in str(HarvesterRegistration(settings, connection).disorder_of_ids())
+        [weakness] = HarvesterRegistration(settings, connection).weaknesses()
+    assert "drawn 7 at a time" in weakness
+
+
+def test_a_table_that_a_crash_empties_is_noted(settings: Settings) -> None:
+    with closing(connect(settings)) as connection:
+        assert HarvesterRegistration(settings, connection).weaknesses() == []
+        connection.execute("ALTER TABLE outbox SET UNLOGGED")
+        [weakness] = HarvesterRegistration(settings, connection).weaknesses()
+    assert weakness == "the table outbox is UNLOGGED, so a crash of Postgres empties it: ALTER TABLE outbox SET LOGGED"

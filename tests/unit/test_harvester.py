@@ -47,8 +47,8 @@ def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: 
     class Registration:
         def __init__(self, *_: object) -> None: ...
 
-        def disorder_of_ids(self) -> str | None:
-            return wrong_now.get("ids")
+        def weaknesses(self) -> list[str]:
+            return [wrong_now["ids"]] if "ids" in wrong_now else []
 
         def layout(self) -> Layout:
             return Layout(1, 1)
@@ -86,6 +86,5 @@ def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: 
     monkeypatch.setattr(again, "_supervisor", supervisor)
     again._harvest(OutboxIdentity("incarnation", "here"), Layout(1, 1), "what the first start has found")
     assert notes[0] == "what the first start has found"
-    assert notes[1] is not None
-    assert notes[1].startswith("the policy is another one; the ids of outbox descend.")
+    assert notes[1] == "the policy is another one; descend"
     assert notes[2] is None

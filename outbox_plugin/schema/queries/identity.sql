@@ -84,6 +84,12 @@ WHERE typbasetype = 0 AND NOT CASE
 END
 ORDER BY attnum
 
+-- name: unlogged
+-- The tables of the outbox's rows, its partitions among them, that a crash of Postgres empties.
+SELECT oid FROM pg_class
+WHERE relpersistence = 'u'
+  AND (oid = {stored_in} OR EXISTS (SELECT FROM pg_partition_tree({stored_in}) AS part WHERE part.relid = pg_class.oid))
+
 -- name: time_of_another_type
 -- The type of the time of creation where it is none that a row can be told by, in exactly-once delivery.
 SELECT format_type(col.atttypid, NULL) FROM pg_attribute AS col JOIN pg_type AS kind ON kind.oid = col.atttypid
