@@ -341,7 +341,7 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
             cursor.execute(query.bytes, values)
             return None
         # On a cursor of its own, which no result of an earlier statement reaches late.
-        return psycopg.Cursor(connection, row_factory=tuple_row).execute(query.bytes, values).fetchone()
+        return type(cursor)(connection, row_factory=tuple_row).execute(query.bytes, values).fetchone()
 
     if not _need_savepoint(parts):
         _run(insert.statements(parts), execute)
@@ -375,7 +375,7 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
             while (following := _next(statements, answer)) is not None:
                 query, values = following
                 if isinstance(query, Question):
-                    asking = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+                    asking = type(cursor)(connection, row_factory=tuple_row)
                     answer = await (await asking.execute(query.bytes, values)).fetchone()
                 else:
                     await cursor.execute(query.bytes, values)
