@@ -44,17 +44,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "secret")
 
 
-def test_the_reference_of_dagster_is_that_of_the_code() -> None:
-    page = DOCS / "reference" / "dagster.md"
-    assert page.read_text(encoding="utf-8") == reference.pages()[page], "run `python -m tests.reference`"
-
-
 @pytest.mark.parametrize("page", reference.pages(), ids=name_of)
-def test_the_reference_has_every_public_name(page: Path) -> None:
-    made = re.findall(r"^#+ .*", reference.pages()[page], re.MULTILINE)
-    assert re.findall(r"^#+ .*", page.read_text(encoding="utf-8"), re.MULTILINE) == made, (
-        "run `python -m tests.reference`"
-    )
+def test_the_reference_is_that_of_the_code(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == reference.pages()[page], "run `python -m tests.reference`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
