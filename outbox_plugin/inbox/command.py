@@ -8,7 +8,7 @@ import click
 
 from outbox_plugin.dead_letter_ids import ROW_ID, all_were_there
 from outbox_plugin.errors import UserError
-from outbox_plugin.inbox.dead_letters import MAX_SHOWN, DeadLetter, DeadLetters, exception_line
+from outbox_plugin.inbox.dead_letters import MAX_SHOWN, DeadLetters, InboxDeadLetter, exception_line
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 
@@ -68,7 +68,7 @@ def _wanted(ids: tuple[int, ...], every: bool) -> list[int] | None:
     return None if every else list(ids)
 
 
-def _described(letter: DeadLetter) -> str:
+def _described(letter: InboxDeadLetter) -> str:
     key = "" if letter.key is None else f" key {letter.key.decode('utf-8', 'backslashreplace')!r}"
     where = f"{letter.topic}/{letter.partition}/{letter.offset}{key}"
     tried = f"{letter.attempts} attempts until {letter.failed_at:%F %T%z}"

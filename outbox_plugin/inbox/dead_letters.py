@@ -26,7 +26,7 @@ MAX_SHOWN = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class InboxDeadLetter:
     """A dead letter, without the event's value and headers."""
 
     id: int
@@ -81,9 +81,9 @@ class DeadLetters:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def list(self, group: str | None = None) -> list[DeadLetter]:
+    def list(self, group: str | None = None) -> list[InboxDeadLetter]:
         """Return the oldest dead letters, at most 1,000, of one group or of all (None)."""
-        return [DeadLetter(*row) for row in self._run("letters", group=group, limit=MAX_SHOWN)]
+        return [InboxDeadLetter(*row) for row in self._run("letters", group=group, limit=MAX_SHOWN)]
 
     def retry(self, ids: Sequence[int] | None, group: str | None = None) -> builtins.list[int]:
         """Have these dead letters, or all (None), tried again. Returns the ids of those that exist."""

@@ -7,7 +7,7 @@ from outbox_plugin.operate.release_and_retry import (
     DeadLetterAltered,
     dead_letters,
     discard_dead_letters,
-    parked_lanes,
+    parked_keys,
     release,
     retry_dead_letters,
 )
@@ -19,7 +19,7 @@ __all__ = [
     "ParkedKey",
     "dead_letters",
     "discard_dead_letters",
-    "parked_lanes",
+    "parked_keys",
     "pause",
     "release",
     "replay",

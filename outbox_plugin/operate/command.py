@@ -56,7 +56,7 @@ def parked() -> None:
 @_OUTBOX
 def list_parked(outbox: str | None) -> None:
     """Show which keys wait, since when, and why."""
-    keys = operate.parked_lanes(one_outbox(Settings(), outbox))
+    keys = operate.parked_keys(one_outbox(Settings(), outbox))
     for key in keys:
         waits = f"row {key.row_id}, since {key.since:%Y-%m-%d %H:%M:%S}"
         click.echo(printable(f"topic {key.topic}, {key.ordering_key.description}: {waits}: {key.reason}"))
@@ -87,7 +87,7 @@ def list_dead_letters(outbox: str | None) -> None:
     for each in letters:
         topic = "no topic" if each.topic is None else f"topic {each.topic}"
         key = "no key" if each.key is None else f"key {each.key}"
-        click.echo(printable(f"{each.id}: {topic}, {key}, {each.buried_at:%Y-%m-%d %H:%M:%S}: {each.reason}"))
+        click.echo(printable(f"{each.id}: {topic}, {key}, {each.dead_lettered_at:%Y-%m-%d %H:%M:%S}: {each.reason}"))
     if not letters:
         click.echo("there are no dead letters")
 

@@ -31,10 +31,10 @@ class DeadLetter:
     topic: str | None
     key: str | None
     reason: str
-    buried_at: datetime
+    dead_lettered_at: datetime
 
 
-def parked_lanes(settings: Settings) -> list[ParkedKey]:
+def parked_keys(settings: Settings) -> list[ParkedKey]:
     """The parked ordering keys.
 
     Raises:

@@ -45,7 +45,7 @@ def test_an_outbox_works_in_a_schema_of_any_name(awkward: Settings, unmigrated: 
         drained(awkward)
     assert [record.value for record in consume(unmigrated, topic)] == ["1", "2", "3", "4"]
     assert operate.dead_letters(awkward) == []
-    assert operate.parked_lanes(awkward) == []
+    assert operate.parked_keys(awkward) == []
     assert read_status(awkward).backlog == 0
 
 

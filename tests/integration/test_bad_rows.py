@@ -45,8 +45,12 @@ def test_a_bad_row_parks_its_key_and_others_flow(either: Settings, topic: str) -
         eventually(lambda: backlog(either) == 3, 30)
         insert(either, topic, [("good", "3"), ("bad", "5")])
         eventually(lambda: backlog(either) == 4, 30)
-        [lane] = operate.parked_lanes(either)
-        assert (lane.topic, lane.key, lane.reason) == (topic, "bad", "2 header keys, but 0 header values")
+        [parked_key] = operate.parked_keys(either)
+        assert (parked_key.topic, parked_key.key, parked_key.reason) == (
+            topic,
+            "bad",
+            "2 header keys, but 0 header values",
+        )
         assert read_status(either).parked_keys == 1
         mend(either, "kafka_header_keys = '{}'")
         assert by_key(consume(either, topic)) == {"good": ["1", "2", "3"], "bad": ["1"]}
@@ -59,9 +63,9 @@ def test_a_bad_row_parks_its_key_and_others_flow(either: Settings, topic: str) -
 def test_a_release_before_the_row_is_mended_parks_it_again(settings: Settings, topic: str) -> None:
     insert(settings, topic, [("k", TOO_LARGE), ("k", "after")])
     with Harvester(settings):
-        eventually(lambda: operate.parked_lanes(settings), 30)
+        eventually(lambda: operate.parked_keys(settings), 30)
         operate.release(settings)
-        eventually(lambda: operate.parked_lanes(settings), 30)
+        eventually(lambda: operate.parked_keys(settings), 30)
         insert(settings, topic, [("other", "flows")])
         eventually(lambda: backlog(settings) == 2, 30)
     assert by_key(consume(settings, topic)) == {"other": ["flows"]}
@@ -70,7 +74,7 @@ def test_a_release_before_the_row_is_mended_parks_it_again(settings: Settings, t
 def test_what_is_parked_stays_so_for_the_next_leader(settings: Settings, topic: str) -> None:
     insert(settings, topic, [("k", TOO_LARGE), ("k", "after")])
     with Harvester(settings):
-        eventually(lambda: operate.parked_lanes(settings), 30)
+        eventually(lambda: operate.parked_keys(settings), 30)
     with Harvester(settings):
         insert(settings, topic, [("other", "flows")])
         eventually(lambda: backlog(settings) == 2, 30)
@@ -89,7 +93,7 @@ def test_a_row_larger_than_its_topic_takes_is_found_among_many(either: Settings,
     small = [(f"k{number % 7}", str(number)) for number in range(3_000)]
     insert(either, topic, [*small[:2_000], ("k3", "x" * 50_000), *small[2_000:]])
     with Harvester(either):
-        eventually(lambda: operate.parked_lanes(either), 60)
+        eventually(lambda: operate.parked_keys(either), 60)
         eventually(lambda: backlog(either) == 1 + sum(key == "k3" for key, _ in small[2_000:]), 60)
         mend(either, "kafka_value = 'short' WHERE length(kafka_value) > 20000")
         operate.release(either)
@@ -148,7 +152,7 @@ def test_a_broker_that_finds_our_clock_wrong_refuses_no_row(either: Settings, gr
         eventually(is_held, 60)
         insert(either, other, [("k", "flows")])
         eventually(lambda: by_key(consume(either, other)) == {"k": ["flows"]}, 60)
-        assert operate.parked_lanes(either) == []
+        assert operate.parked_keys(either) == []
         allow_age(either, topic, 86_400_000)
         drained(either)
     seen = by_key(consume(either, topic))
@@ -166,10 +170,10 @@ def test_a_topic_that_is_not_to_be_had_waits_as_a_whole(settings: Settings, stri
     insert(settings, there, [("a", "1")])
     with Harvester(settings):
         eventually(lambda: backlog(settings) == 2, 30)
-        eventually(lambda: operate.parked_lanes(settings), 30)  # Rows of other topics do not wait for the look-up.
-        [lane] = operate.parked_lanes(settings)
-        assert (lane.topic, lane.key) == (name, None)
-        assert name in lane.reason
+        eventually(lambda: operate.parked_keys(settings), 30)  # Rows of other topics do not wait for the look-up.
+        [parked_key] = operate.parked_keys(settings)
+        assert (parked_key.topic, parked_key.key) == (name, None)
+        assert name in parked_key.reason
         if " " not in name:
             create_topic(settings, name)
             operate.release(settings, topic=name)
@@ -205,12 +209,12 @@ def test_parked_keys_are_listed_and_released_from_the_command_line(settings: Set
     env = environment(settings)
     with_unequal_headers(settings, topic, "k", "1")
     with Harvester(settings):
-        eventually(lambda: operate.parked_lanes(settings), 30)
+        eventually(lambda: operate.parked_keys(settings), 30)
         said = run_outbox("parked", "list", env=env)
         assert f"topic {topic}, key k: row 1, since " in said.stdout
         assert "2 header keys, but 0 header values" in run_outbox("status", env=env).stdout
-        [lane] = json.loads(run_outbox("status", "--json", env=env).stdout)["parked"]
-        assert (lane["topic"], lane["key"], lane["since"][:2]) == (topic, "k", "20")
+        [parked_key] = json.loads(run_outbox("status", "--json", env=env).stdout)["parked"]
+        assert (parked_key["topic"], parked_key["key"], parked_key["since"][:2]) == (topic, "k", "20")
         mend(settings, "kafka_header_keys = '{}'")
         assert run_outbox("parked", "release", "--key", "k", env=env).stdout == "released: 1\n"
         drained(settings)

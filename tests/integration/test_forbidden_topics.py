@@ -68,7 +68,7 @@ def test_rows_of_other_topics_leave(either: Settings, group: str, tmp_path: Path
     insert(either, good, [(f"key-{number}", "1") for number in range(100)])
     with Harvester(either):
         eventually(lambda: backlog(either) == 1, 60)
-        [parked] = operate.parked_lanes(either)
+        [parked] = operate.parked_keys(either)
         assert (parked.topic, parked.key) == (forbidden, None)
         insert(either, good, [(f"key-{number}", "2") for number in range(100)])
         eventually(lambda: backlog(either) == 1, 30)

@@ -230,6 +230,6 @@ def test_what_comes_first_on_the_search_path_later_is_not_taken_for_ours(unmigra
         insert(unmigrated, topic, [("k", "1")])
         with Harvester(settings):
             eventually(lambda: read_status(settings).backlog == 0, 60)
-        assert operate.parked_lanes(settings) == []
+        assert operate.parked_keys(settings) == []
         assert operate.dead_letters(settings) == []
     assert [record.value for record in consume(unmigrated, topic)] == ["1"]

@@ -52,8 +52,8 @@ def test_headers_that_kafka_has_no_form_for_park_their_key(
     insert(either, topic, [("good", "2"), ("bad", "3")])
     with Harvester(either):
         eventually(lambda: backlog(either) == 2, 30)
-        [lane] = operate.parked_lanes(either)
-        assert (lane.key, lane.reason[: len(reason)]) == ("bad", reason)
+        [parked_key] = operate.parked_keys(either)
+        assert (parked_key.key, parked_key.reason[: len(reason)]) == ("bad", reason)
         run_sql(either, "UPDATE outbox SET kafka_header_keys = '{}', kafka_header_values = '{}'")
         operate.release(either)
         drained(either)
@@ -70,9 +70,9 @@ def test_null_where_an_alter_table_has_let_it_in(either: Settings, topic: str, c
         run_sql(either, f"ALTER TABLE outbox ALTER COLUMN {column} DROP NOT NULL")
         run_sql(either, f"INSERT INTO outbox (kafka_topic, kafka_key, {column}) VALUES (%s, 'bad', NULL)", topic)
         insert(either, topic, [("good", "2"), ("bad", "3")])
-        eventually(lambda: operate.parked_lanes(either), 30)
+        eventually(lambda: operate.parked_keys(either), 30)
         eventually(lambda: backlog(either) == 2, 30)
-        assert "NULL" in operate.parked_lanes(either)[0].reason
+        assert "NULL" in operate.parked_keys(either)[0].reason
     assert by_key(consume(either, topic)) == {"good": ["1", "2"], "bad": ["1"]}
 
 
@@ -89,10 +89,10 @@ def test_a_row_without_a_key_harms_no_row_that_has_one(either: Settings, topic: 
     run_sql(settings, f"{ROW} (%s, 'bad', '1', '{{a}}', '{{}}')", topic)
     insert(settings, topic, [("a", "2")])
     with Harvester(settings):
-        eventually(lambda: len(operate.parked_lanes(settings)) == 2, 30)
+        eventually(lambda: len(operate.parked_keys(settings)) == 2, 30)
         insert(settings, topic, [("b", "2")])
         eventually(lambda: backlog(settings) == 3, 30)
-        [bad, keyless] = sorted(operate.parked_lanes(settings), key=lambda each: each.keyless)
+        [bad, keyless] = sorted(operate.parked_keys(settings), key=lambda each: each.keyless)
         assert ((bad.key, bad.keyless), (keyless.key, keyless.keyless)) == (("bad", False), (None, True))
         assert (keyless.reason, keyless.ordering_key.description) == ("kafka_key is NULL", "rows without a key")
         run_sql(settings, "UPDATE outbox SET kafka_key = 'found', kafka_header_keys = '{}'")
@@ -129,7 +129,7 @@ def test_of_rows_of_every_kind_the_good_ones_arrive_and_the_bad_ones_are_parked(
     assert 50 < len(good) < 350
     with Harvester(either):
         eventually(lambda: backlog(either) == len(rows) - len(good), 60)
-        eventually(lambda: len(operate.parked_lanes(either)) == len(rows) - len(good), 30)
+        eventually(lambda: len(operate.parked_keys(either)) == len(rows) - len(good), 30)
     arrived = consume(either, topic)
     assert {record.key: record.value for record in arrived} == {row.key: row.value for row in good}
     assert len(arrived) == len(good)
@@ -153,9 +153,9 @@ def test_a_row_that_cannot_become_a_dead_letter_is_parked(either: Settings, topi
     insert(settings, topic, [("good", "2"), ("bad", "3")])
     with Harvester(settings):
         eventually(lambda: backlog(settings) == (2 if "CHECK" in refusing else 3), 30)
-        lane = operate.parked_lanes(settings)[0]
-        assert lane.key == "bad"
-        assert lane.reason.startswith(
+        parked_key = operate.parked_keys(settings)[0]
+        assert parked_key.key == "bad"
+        assert parked_key.reason.startswith(
             "1 header keys, but 0 header values; the database refuses to make it a dead letter"
         )
     assert by_key(consume(settings, topic)) == {"good": ["1", "2"], "bad": ["1"]}
@@ -187,8 +187,8 @@ def test_a_value_that_no_record_can_hold_is_not_read(either: Settings, topic: st
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Harvester(either):
         eventually(lambda: backlog(either) == 2, 60)
-        [lane] = operate.parked_lanes(either)
-        assert (lane.key, lane.reason) == (
+        [parked_key] = operate.parked_keys(either)
+        assert (parked_key.key, parked_key.reason) == (
             "bad",
             "the value has 250,000,000 bytes; larger than the client's message.max.bytes of 1,000,000",
         )
@@ -212,9 +212,9 @@ def test_headers_that_no_record_can_hold_are_not_read(either: Settings, topic: s
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Harvester(either):
         eventually(lambda: backlog(either) == 3, 60)
-        lanes = {lane.key: lane.reason for lane in operate.parked_lanes(either)}
-        assert lanes.keys() == {"bad", "worse"}
-        assert all("the headers have 250,000" in reason for reason in lanes.values())
+        parked_keys = {parked_key.key: parked_key.reason for parked_key in operate.parked_keys(either)}
+        assert parked_keys.keys() == {"bad", "worse"}
+        assert all("the headers have 250,000" in reason for reason in parked_keys.values())
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # KiB.
         run_sql(either, "UPDATE outbox SET kafka_header_values = '{x}' WHERE kafka_header_keys = '{h}'")
         operate.release(either)

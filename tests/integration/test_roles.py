@@ -292,7 +292,7 @@ def test_an_operator_does_what_operators_do(grant: Grant, settings: Settings, to
     insert(settings, topic, [("k", "1"), ("bad", "x" * 2_000_000)])
     with Harvester(kept):
         operate.resume(operator)
-        eventually(lambda: len(operate.parked_lanes(operator)) == 1, 60)
+        eventually(lambda: len(operate.parked_keys(operator)) == 1, 60)
     with Harvester(letters):
         operate.release(operator)
         drained(settings)

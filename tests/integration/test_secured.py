@@ -139,7 +139,7 @@ def test_a_topic_without_a_right_is_refused_and_the_others_flow(login: Login, tr
     insert_numbered(trusted, topic, 1, 100)
     with Harvester(harvester):
         eventually(lambda: backlog(trusted) == 1, 60)
-        eventually(lambda: operate.parked_lanes(trusted), 60)
+        eventually(lambda: operate.parked_keys(trusted), 60)
     assert_exactly_once_in_order(consume(trusted, topic), 1, 100)
 
 

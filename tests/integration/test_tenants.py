@@ -555,7 +555,7 @@ def test_parked_rows_keep_their_tenant_awake(resting: Settings, topic: str) -> N
         "INSERT INTO tenant_a.outbox (kafka_topic, kafka_key, kafka_header_keys, kafka_header_values)"
         f" VALUES ('{topic}', 'k', '{{a,b}}', '{{1}}')",
     )
-    eventually(lambda: len(operate.parked_lanes(only)) == 1, 60)
+    eventually(lambda: len(operate.parked_keys(only)) == 1, 60)
     eventually(lambda: count(resting, "harvested") == 1, 30)
 
 

@@ -58,8 +58,8 @@ def test_eight_missing_topics_cost_a_good_row_nothing(
             insert(settings, f"{settings.group}-missing-{number}", [("k", "1"), ("k", "2")])
         insert(settings, there, [("k", "1")])
         assert left_after(settings, there) < 8.0
-        eventually(lambda: len(operate.parked_lanes(settings)) == 8, 30)
-        assert all(lane.key is None for lane in operate.parked_lanes(settings))
+        eventually(lambda: len(operate.parked_keys(settings)) == 8, 30)
+        assert all(parked_key.key is None for parked_key in operate.parked_keys(settings))
         found = create_topic(settings, f"{settings.group}-missing-3")
         operate.release(settings)
         eventually(lambda: backlog(settings) == 14, 30)
@@ -97,7 +97,7 @@ def test_ever_new_names_starve_nobody(either: Settings, strict: str) -> None:
             done.set()
             writer.join()
         assert slowest < 4.0 * PATIENCE
-        eventually(lambda: len(operate.parked_lanes(settings)) == written, 60)
+        eventually(lambda: len(operate.parked_keys(settings)) == written, 60)
     assert by_key(consume(settings, there)) == {"k": [str(number) for number in range(16)]}
 
 
@@ -116,7 +116,7 @@ def test_rows_for_the_topics_of_harvesters_and_of_kafka_are_refused(either: Sett
             insert(settings, name, [("0/1", "x")])
         insert(settings, topic, [("k", "1")])
         eventually(lambda: backlog(settings) == 9, 30)
-        reasons = {lane.topic: lane.reason for lane in operate.parked_lanes(settings)}
+        reasons = {parked_key.topic: parked_key.reason for parked_key in operate.parked_keys(settings)}
         assert all("own topic" in reason for reason in reasons.values())
         assert len(reasons) == 9
         insert(settings, topic, [("k", "2")])

@@ -72,7 +72,7 @@ def test_a_text_that_cannot_be_written_in_utf_8_harms_its_own_row_only(
         insert(settings, topic, [("other", "3")])
         eventually(lambda: backlog(settings) == (2 if key_waits else 0), 60)
     assert by_key(consume(settings, topic)) == {"other": ["1", "2", "3"], "k": ["1"] if key_waits else ["1", "2"]}
-    parked, letters = operate.parked_lanes(settings), operate.dead_letters(settings)
+    parked, letters = operate.parked_keys(settings), operate.dead_letters(settings)
     assert ([each.key for each in parked], len(letters)) == ((["k"], 0) if key_waits else ([], 1))
     assert key_waits or letters[0].key == {"key": "k\\x81"}.get(bad, "k")
     assert "cannot be written in UTF-8" in (parked[0].reason if key_waits else letters[0].reason)

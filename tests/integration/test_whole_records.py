@@ -198,11 +198,11 @@ def test_a_partition_that_a_topic_does_not_have_harms_its_key_alone(either: Sett
         Event(topic=topic, key="good", value="2"),
     )
     with Harvester(either):
-        eventually(lambda: operate.parked_lanes(either), 30)
+        eventually(lambda: operate.parked_keys(either), 30)
         emit(either, Event(topic=topic, key="good", value="3"))
         eventually(lambda: backlog(either) == 2, 30)
-        [lane] = operate.parked_lanes(either)
-        assert lane.reason == f"topic {topic}: it has 3 partition(s), and no partition 3"
+        [parked_key] = operate.parked_keys(either)
+        assert parked_key.reason == f"topic {topic}: it has 3 partition(s), and no partition 3"
         assert [each.value for each in records(either, topic)] == [b"1", b"2", b"3"]
         admin = AdminClient({"bootstrap.servers": either.bootstrap_servers})
         admin.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(20 * PATIENCE)
@@ -247,10 +247,10 @@ def test_columns_that_hold_no_record_make_a_bad_row(either: Settings, topic: str
     query(either, f"UPDATE outbox SET {change} RETURNING id")
     emit(either, Event(topic=topic, key="good", value="1"))
     with Harvester(either):
-        eventually(lambda: operate.parked_lanes(either), 30)
-        [lane] = operate.parked_lanes(either)
+        eventually(lambda: operate.parked_keys(either), 30)
+        [parked_key] = operate.parked_keys(either)
         eventually(lambda: backlog(either) == 1, 30)
-    assert reason in lane.reason
+    assert reason in parked_key.reason
     assert [each.key for each in records(either, topic)] == [b"good"]
 
 
@@ -420,10 +420,10 @@ def test_a_row_whose_table_has_lost_the_columns_is_bad_and_no_tombstone(either: 
     emit(either, Event(topic=topic, key=NO_TEXT, value=b"\xff"), Event(topic=topic, key="good", value="1"))
     query(either, "ALTER TABLE outbox DROP COLUMN kafka_value_bytes; SELECT 1")
     with Harvester(either):
-        eventually(lambda: operate.parked_lanes(either), 30)
+        eventually(lambda: operate.parked_keys(either), 30)
         eventually(lambda: backlog(either) == 1, 30)
-        [lane] = operate.parked_lanes(either)
-    assert lane.reason.startswith("it is a whole record, and the table lacks the columns for it")
+        [parked_key] = operate.parked_keys(either)
+    assert parked_key.reason.startswith("it is a whole record, and the table lacks the columns for it")
     assert [each.key for each in records(either, topic)] == [b"good"]
 
 
@@ -436,7 +436,7 @@ def test_a_harvester_notices_that_the_outbox_is_migrated_while_it_leads(either: 
         query(either, "ALTER TABLE outbox RENAME COLUMN elsewhere TO kafka_partition; SELECT 1")
         emit(either, Event(topic=topic, key=NO_TEXT, value=b"\xff", partition=1))
         drained(either)
-    assert not operate.parked_lanes(either)
+    assert not operate.parked_keys(either)
     assert [each.value for each in records(either, topic) if each.key == NO_TEXT] == [b"\xff"]
 
 

@@ -110,8 +110,8 @@ class Simulation:
 
     def _unsent(self) -> bool:
         """Whether there are rows that nothing keeps from being published."""
-        lanes = OrderingKeys(self.database.parked)
-        return any(Store.as_read(row, 0) not in lanes for row in self.database.rows.values())
+        parked_keys = OrderingKeys(self.database.parked)
+        return any(Store.as_read(row, 0) not in parked_keys for row in self.database.rows.values())
 
     def may_repeat(self, event: Event) -> bool:
         """Whether the event may arrive twice: by the delivery, or as it was there when the outbox was adopted."""

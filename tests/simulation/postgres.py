@@ -505,11 +505,11 @@ class Store:
     def _slice_of(self, parked: frozenset[OrderingKey]) -> Iterator[Row]:
         """The rows of our slice by ascending id."""
         rows, count, number = self.database.rows, self._slice.count, self._slice.number
-        lanes = OrderingKeys(parked)
+        parked_keys = OrderingKeys(parked)
         for id_ in sorted(rows):
             row = rows[id_]
             event = row.event
-            if hash_of(event.key) % count == number and not (parked and self.as_read(row, 0) in lanes):
+            if hash_of(event.key) % count == number and not (parked and self.as_read(row, 0) in parked_keys):
                 yield row
 
     @staticmethod

@@ -111,8 +111,8 @@ def _bad_rows(simulation: Simulation) -> Iterator[str]:
     """Promise 6: rows wait only behind a row that Kafka refuses, and only refused rows are dead letters."""
     database, refused = simulation.database, simulation.ever_refused
     for row in database.rows.values():
-        lane = [event for event in database.events if event.topic == row.event.topic]
-        if not any(each.topic in refused or (each.name in refused and each.key == row.event.key) for each in lane):
+        of_topic = [event for event in database.events if event.topic == row.event.topic]
+        if not any(each.topic in refused or (each.name in refused and each.key == row.event.key) for each in of_topic):
             yield f"bad rows: {row.event.name} ({row.event.key}) waits for nothing"
     for row in database.dead:
         if row.event.name not in refused and row.event.topic not in refused:

@@ -15,7 +15,7 @@ from outbox_plugin.errors import UserError
     [
         operate.pause,
         operate.resume,
-        operate.parked_lanes,
+        operate.parked_keys,
         operate.release,
         operate.dead_letters,
         operate.retry_dead_letters,

@@ -70,12 +70,12 @@ def test_every_logger_of_the_package_is_made_so() -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> reader.Status:
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://db/shop")
     monkeypatch.setenv("OUTBOX_BOOTSTRAP_SERVERS", "k:1")
-    lane = ParkedKey(f"t{EVIL}", EVIL, 1, EVIL, SINCE)
+    parked_key = ParkedKey(f"t{EVIL}", EVIL, 1, EVIL, SINCE)
     shard = reader.ShardStatus(0, reader.Leader(EVIL, EVIL, 1, "id", "now"), 0, 0.0, 0, 0.1, EVIL)
-    found = reader.Status(1, 1.0, (shard,), (EVIL,), 1, (lane,), 0)
+    found = reader.Status(1, 1.0, (shard,), (EVIL,), 1, (parked_key,), 0)
     letter = operate.DeadLetter(1, f"t{EVIL}", EVIL, EVIL, SINCE)
     monkeypatch.setattr(command, "read_status", lambda *_: found)
-    monkeypatch.setattr(operate, "parked_lanes", lambda *_: [lane])
+    monkeypatch.setattr(operate, "parked_keys", lambda *_: [parked_key])
     monkeypatch.setattr(operate, "dead_letters", lambda *_: [letter])
     return found
 
