@@ -320,7 +320,7 @@ class Member:
 
     def _release_answered(self, tp: TopicPartition, sent: float, counted: bool) -> None:
         """The log has a release of ours: of a partition that we left, or one that corrects our claim."""
-        if self._at_most_once or sent >= self._leaving.get(tp, NEVER):  # With at-least-once, the last one counts.
+        if sent >= self._leaving.get(tp, NEVER):  # The last one counts.
             self._leaving.pop(tp, None)
         if (held := self._held.get(tp)) is not None:
             held.until = NEVER

@@ -88,7 +88,7 @@ class Plan:
                 dice.randrange(processes),
                 dice.uniform(0.2, 12),
             )
-            for _ in range(dice.randint(0, 8))
+            for _ in range(dice.randint(0, 12))
         ]
         return cls(at_most_once, processes, dice.randint(1, 6), dice.randint(20, 150), tuple(sorted(faults)))
 
@@ -286,7 +286,9 @@ class Simulation:
             self._set_back(message.partition, message.offset)
 
     def _set_back(self, partition: int, offset: int) -> None:
-        if offset <= self.cuts[partition].end:
+        """The log knows of a cut once the group is set back by one who has noticed it: else that may not last."""
+        cut = self.cuts[partition]
+        if offset <= cut.end and cut.noticed_by is not None:
             del self.cuts[partition]
 
     def _keep_first(self, process: Process) -> None:
