@@ -52,6 +52,10 @@ class UnansweredMessages:
         """
         self._sent.setdefault(tp, {}).setdefault(timestamp, deque()).append(now)
 
+    def has(self, tp: TopicPartition, timestamp: int) -> bool:
+        """Whether a message about the partition that has this timestamp has not come back."""
+        return bool(self._sent.get(tp, {}).get(timestamp))
+
     def answer(self, tp: TopicPartition, timestamp: int, now: float) -> float | None:
         """When the message that has come back was sent, or an earlier time; None if we sent no such message.
 

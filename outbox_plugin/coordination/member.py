@@ -15,6 +15,7 @@ the time that has passed since.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from outbox_plugin.coordination.actions import KeepPosition, MemberAction, Send
 from outbox_plugin.coordination.claim_planner import ClaimPlanner
@@ -38,6 +39,13 @@ from outbox_plugin.coordination.messages import (
 from outbox_plugin.coordination.partition_owners import STALE_INTERVALS, TOPIC_CLIENT, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
+
+
+class _Release(NamedTuple):
+    """When a release was sent, and its timestamp, which no unanswered earlier message of the partition has."""
+
+    sent: float
+    timestamp: int
 
 
 class Member:
@@ -73,7 +81,7 @@ class Member:
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
         self._gained_of: dict[TopicPartition, str] = {}  # The topic's id when we gained a partition.
-        self._leaving: dict[TopicPartition, float] = {}  # When we released a partition, until the log has answered.
+        self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
         self._verdicts: dict[tuple[TopicPartition, int], bool | None] = {}
         self._planner = ClaimPlanner(me, timing, limit)
@@ -307,7 +315,7 @@ class Member:
         if isinstance(message, ClaimingMessages):
             self._messages_answered(tp, message.offset, counted)
         elif isinstance(message, ReleasingPartition):
-            self._release_answered(tp, sent, counted)
+            self._release_answered(tp, message.timestamp, sent, counted)
         else:
             self._claim_answered(tp, entry, counted, sent, now)
 
@@ -318,10 +326,10 @@ class Member:
         if not counted and tp in self._held:
             self._lose(tp, "it was not ours when we asked for its messages")
 
-    def _release_answered(self, tp: TopicPartition, sent: float, counted: bool) -> None:
+    def _release_answered(self, tp: TopicPartition, timestamp: int, sent: float, counted: bool) -> None:
         """The log has a release of ours: of a partition that we left, or one that corrects our claim."""
-        if sent >= self._leaving.get(tp, NEVER):  # The last one counts.
-            self._leaving.pop(tp, None)
+        if (last := self._leaving.get(tp)) is not None and timestamp >= last.timestamp:
+            del self._leaving[tp]
         if (held := self._held.get(tp)) is not None:
             held.until = NEVER
             if counted and sent >= held.repaired:
@@ -374,7 +382,7 @@ class Member:
             if not self._may_claim(tp):
                 return
             if not self._at_most_once:
-                self._leaving[tp] = now  # If we lose the partition before, we gain it only behind the release.
+                self._note_release(tp, now)  # If we lose the partition before, we gain it only behind the release.
             common = self._common(tp, now)
             self._say(tp, ClaimingPartition(*common), now)
             # The log may promise us more before it has this release, so it must not go back behind that.
@@ -451,7 +459,7 @@ class Member:
         if now - self._polled > self._timing.idle:
             self._release(list(self._held), f"nobody polled for {self._timing.idle:.0f} s", now)
             return
-        self._leaving = {tp: since for tp, since in self._leaving.items() if now - since < self._planner.patience}
+        self._leaving = {tp: last for tp, last in self._leaving.items() if now - last.sent < self._planner.patience}
         holders = {tp: self.me if tp in self._held else self.view.owner(tp, now) for tp in self.view.partitions()}
         if not holders or self._left:
             return
@@ -473,7 +481,6 @@ class Member:
         for tp, held in list(self._held.items()) if keep else ():
             offset = held.claim.position if self._at_most_once else held.claim.offset
             self._say(tp, Heartbeat(*self._common(tp, now), offset), now)
-            self._leaving[tp] = now
             self._lose(tp, "this run ends")
         self._release(list(self._held), "this run ends", now)
 
@@ -489,8 +496,14 @@ class Member:
             self._say_released(tp, claim.position if self._at_most_once else claim.offset, now)
             self._lose(tp, why)
 
+    def _note_release(self, tp: TopicPartition, now: float) -> None:
+        """Note that the next message of the partition releases it: what we sent before must not be taken for that."""
+        if self._unanswered.has(tp, self._timestamp(now)):
+            self._stamp += 1
+        self._leaving[tp] = _Release(now, self._stamp)
+
     def _say_released(self, tp: TopicPartition, offset: int, now: float) -> None:
-        self._leaving[tp] = now
+        self._note_release(tp, now)
         self._say(tp, ReleasingPartition(*self._common(tp, now), offset), now)
 
     def _lose(self, tp: TopicPartition, why: str) -> None:
