@@ -646,7 +646,7 @@ class Simulation:
             self.troubled_until = max(self.troubled_until, self.now)
 
         self.at(self.now + seconds + 4 * INTERVAL, resume)
-        self.troubled_until = self.now + seconds + 4 * INTERVAL
+        self.troubled_until = max(self.troubled_until, self.now + seconds + 4 * INTERVAL)
 
     # What must not be.
 
