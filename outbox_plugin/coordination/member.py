@@ -80,6 +80,7 @@ class Member:
         self._stamp = 0
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
+        self._recreated: set[TopicPartition] = set()  # Those of whose new topic the log is to know.
         self._gained_of: dict[TopicPartition, str] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
@@ -115,8 +116,12 @@ class Member:
             self.view.forms[topic] = form
             for number in range(form.partitions):
                 tp = TopicPartition(topic, number)
+                if anew:
+                    self._recreated.add(tp)
                 known = self.view.topic_id(tp)
-                if known != form.topic_id and (known or anew):
+                if known == form.topic_id:
+                    self._recreated.discard(tp)
+                elif known or tp in self._recreated:  # Again, too, while the log does not have it.
                     self._begin_anew(tp, form.topic_id, now)
 
     def held(self, now: float) -> dict[TopicPartition, Claim]:

@@ -15,7 +15,7 @@ import pytest
 from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetch_buffer import MayHandOut
-from outbox_plugin.coordination.group_view import GroupView
+from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import Message, ReleaseGroup
@@ -176,6 +176,16 @@ def free_a_recreated_topic_once_its_holder_is_stale(patch: pytest.MonkeyPatch) -
     patch.setattr(World, "_begin_anew", early)
 
 
+def say_only_once_that_a_topic_was_recreated(patch: pytest.MonkeyPatch) -> None:
+    describe = Member.describe
+
+    def and_forget(member: Member, forms: Mapping[str, TopicForm], now: float) -> None:
+        describe(member, forms, now)
+        member._recreated.clear()
+
+    patch.setattr(Member, "describe", and_forget)
+
+
 def take_a_late_heartbeat_for_that_of_a_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_ClaimState, "may_have_claimed", lambda *_: True)
 
@@ -200,6 +210,10 @@ ANEW_WHILE_HELD: Faults = (
         for at in (8.0, 17.0, 26.0, 35.0)
         for fault in (*((at, "hold", n, 3.0 + n) for n in range(3)), (at + 1, "anew", 0, 1.0))
     ),
+)
+ANEW_WHILE_AWAY: Faults = (
+    *((7.5, "slow", 0, 9.0), (8.0, "anew", 0, 5.0)),
+    *((at, "away", 0, 6.0) for at in (8.5, 15.0, 22.0)),
 )
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
 COPIED: Faults = ((1.0, "double", 0, 50.0), *stop_each(5.5))
@@ -243,6 +257,11 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (
         free_a_recreated_topic_once_its_holder_is_stale,
         replace(ONCE_OR_MORE, faults=ANEW_WHILE_HELD),
+        "lost|stands still",
+    ),
+    (
+        say_only_once_that_a_topic_was_recreated,
+        replace(ONCE_OR_MORE, processes=1, faults=ANEW_WHILE_AWAY),
         "lost|stands still",
     ),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),

@@ -311,6 +311,18 @@ def test_what_does_not_count_is_said_again(log: Log) -> None:
     assert log.member.offset_of(PARTITION)[0] == 5
 
 
+def test_that_a_topic_was_recreated_is_said_until_the_log_has_it(log: Log) -> None:
+    consume(log, 10)
+    recreated = {"orders": TopicForm(1, "id-2")}
+    log.member.describe(recreated, log.now)
+    assert kinds(log.sent()) == ["ReleasingPartition"]  # It is lost.
+    log.member.describe(recreated, log.now)
+    log.say(*log.sent())
+    assert log.member.offset_of(PARTITION) == (0, "id-2")
+    log.member.describe(recreated, log.now)
+    assert log.sent() == []
+
+
 def test_who_stood_still_claims_nothing_again_before_it_has_read_the_log(log: Log) -> None:
     """Others may have held the partition meanwhile, and its topic may have been recreated."""
     consume(log, 10)
