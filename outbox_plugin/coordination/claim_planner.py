@@ -42,17 +42,19 @@ class ClaimPlanner:
         """The seconds after which an unanswered claim is made again."""
         return 2 * self._timing.interval
 
-    def _neglect(self, last: Holder | None) -> float:
+    def _neglect(self, last: Holder | None, *, others_ask: bool) -> float:
         """The seconds after which this instance claims a free partition, whatever its share.
 
         The partition may be in the share of an instance that died and is not stale yet. So it waits for three
-        intervals at most: its last holder is stale after two. What this instance has released itself is for another
-        one, whose claim may take a while; it would only have to give it up again.
+        intervals at most: its last holder is stale after two. Where another instance asks for partitions, or this one
+        has given up the partition for another, its claim may take a while, and whoever comes first only has to give the
+        partition up again.
 
         Args:
             last: the instance that released the partition itself, if one did.
+            others_ask: whether another live instance asks for more partitions than it has.
         """
-        return self.patience if last == self._me else self._timing.beat
+        return self.patience if others_ask or last == self._me else self._timing.beat
 
     def wait_for(self, tp: TopicPartition, now: float) -> None:
         """A claim on `tp` was sent."""
@@ -105,7 +107,10 @@ class ClaimPlanner:
         for holder in holders.values():
             if holder is not None:
                 held[holder] = held.get(holder, 0) + 1
-        neglected = {tp for tp in free if now - self._free_since[tp] > self._neglect(left_by(tp))}
+        others_ask = any(asks for member, asks in members.items() if member != self._me)
+        neglected = {
+            tp for tp in free if now - self._free_since[tp] > self._neglect(left_by(tp), others_ask=others_ask)
+        }
         if not self._avoid and not neglected:
             fair = len(holders) // max(1, len(held))
             left = ((tp, left_by(tp)) for tp in free)

@@ -211,7 +211,6 @@ class Simulation:
             self.trace.append(f"{self.now:8.2f} {text}")
 
     def run(self) -> None:
-        end = TROUBLE_SECONDS + CALM_SECONDS
         for process in self.processes:
             self.at(self.dice.uniform(0, 3), lambda process=process: self._turn(process))  # type: ignore[misc]
         for when, kind, number, seconds in self.plan.faults:
@@ -219,11 +218,15 @@ class Simulation:
         for _ in range(self.plan.records):
             self.at(self.dice.uniform(0, TROUBLE_SECONDS), self._write)
         self.at(1.0, self._check_progress)
-        while self._timers and not self.broken and self._timers[0][0] < end:
+        while self._timers and not self.broken and self._timers[0][0] < self._ends_at:
             self.now, _, work = heappop(self._timers)
             work()
         if not self.broken:
             self._check_end()
+
+    @property
+    def _ends_at(self) -> float:
+        return max(TROUBLE_SECONDS, self.troubled_until) + CALM_SECONDS
 
     # Kafka.
 

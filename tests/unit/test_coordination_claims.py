@@ -215,3 +215,12 @@ def test_what_one_has_given_up_waits_longer_for_another_one() -> None:
     assert planner.next_plan(holders, members, lambda _: A, 100.0) == Plan()
     assert planner.next_plan(holders, members, lambda _: A, 119.9) == Plan()
     assert planner.next_plan(holders, members, lambda _: A, 120.1) == Plan(claim=(partitions(4)[3],)), "B has died"
+
+
+def test_a_free_partition_is_left_for_longer_to_one_who_asks() -> None:
+    """C has asked for one, and A has given one up: whoever else takes it only has to give it up again."""
+    planner = ClaimPlanner(B, HeartbeatTiming(10), None)
+    members, holders = {A: False, B: False, C: True}, held_by(A, B, None)
+    assert planner.next_plan(holders, members, lambda _: A, 100.0) == Plan()
+    assert planner.next_plan(holders, members, lambda _: A, 119.9) == Plan()
+    assert planner.next_plan(holders, members, lambda _: A, 120.1) == Plan(claim=(partitions(3)[2],)), "C has died"
