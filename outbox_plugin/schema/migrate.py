@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -84,11 +86,12 @@ def _in_the_way(connection: psycopg.Connection[tuple[Any, ...]], settings: Setti
 
 def _names(table: str) -> list[str]:
     """The names of all tables of the outbox, without their schema."""
-    return [
-        table.rpartition(".")[2],
-        *re.findall(r"\{(outbox_\w+)\}", "".join(migrations().values())),
-        "outbox_migration",
-    ]
+    return [table.rpartition(".")[2], *_names_beside()]
+
+
+def _names_beside(pattern: str = "") -> list[str]:
+    """The names that migrations use beside the outbox's own, functions among them; or only those behind a pattern."""
+    return [*re.findall(pattern + r"\{(outbox_\w+)\}", "".join(migrations().values())), "outbox_migration"]
 
 
 def _migrate(
@@ -158,8 +161,7 @@ def refuse_other_tables(connection: psycopg.Connection[tuple[Any, ...]], table: 
         InvalidSetting: it is the name of one of the tables that an outbox has beside it.
         SchemaMissing: there is something else of that name.
     """
-    others = {"outbox_migration", *re.findall(r"CREATE TABLE[A-Z ]* \{(outbox_\w+)\}", "".join(migrations().values()))}
-    if table.rpartition(".")[2] in others:
+    if table.rpartition(".")[2] in _names_beside("CREATE TABLE[A-Z ]* "):
         raise InvalidSetting(f"OUTBOX_TABLE: expected a name that no other table of an outbox has (given: {called!r})")
     if connection.execute(statement("migrate", "exists", table)).fetchall():
         check_columns(connection, table, called)
@@ -188,7 +190,8 @@ def _wake_up(
             ask(wake_up_trigger(connection, settings, table, shards))
 
 
-def migrations() -> dict[str, str]:
+@cache
+def migrations() -> Mapping[str, str]:
     """Every migration's text by its name, in the order in which they apply."""
     folder = files("outbox_plugin.schema").joinpath("migrations")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))

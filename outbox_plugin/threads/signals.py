@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -14,6 +14,8 @@ from typing import Protocol
 # A second signal counts from then on. Before, it is taken for the same one: a terminal, or a service manager, sends it
 # to all processes, and a parent among them passes it on.
 SECOND_AFTER_SECONDS = 1.0
+
+_Handler = Callable[[int, FrameType | None], object]
 
 
 class Display(Protocol):
@@ -47,16 +49,24 @@ def exit_on(numbers: Collection[signal.Signals]) -> Iterator[None]:
         heard.append(number)
         raise SystemExit(128 + number)
 
-    former = {number: signal.signal(number, end) for number in numbers}
+    with _handled_by(end, numbers):
+        try:
+            yield
+        except BaseException:
+            if heard:
+                raise SystemExit(128 + heard[0]) from None
+            raise
+
+
+@contextmanager
+def _handled_by(handler: _Handler, numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Have a handler take these signals until the body ends."""
+    former = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
-    except BaseException:
-        if heard:
-            raise SystemExit(128 + heard[0]) from None
-        raise
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, former_handler in former.items():
+            signal.signal(number, former_handler)
 
 
 @contextmanager
@@ -79,12 +89,10 @@ def on_the_terminal(display: Display) -> Iterator[None]:
 def _held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
     """Have these signals take effect after the body."""
     heard: list[int] = []
-    former = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in numbers}
     try:
-        yield
+        with _handled_by(lambda number, _: heard.append(number), numbers):
+            yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
         if heard:
             signal.raise_signal(heard[0])
 

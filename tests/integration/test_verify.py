@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import psycopg
 import pytest
@@ -24,7 +20,7 @@ from outbox_plugin.verification.topic_reader import verify_topics
 from tests.harvesting import create_topic, environment, run_outbox
 from tests.records_to_verify import ALL, EVENTS, KEYS, Planted, plant, plant_moved_key
 from tests.support import PATIENCE, eventually
-from tests.terminals import HIDDEN_CURSOR, SHOWN_CURSOR, on_terminal
+from tests.terminals import HIDDEN_CURSOR, SHOWN_CURSOR, a_terminal, on_terminal
 
 pytestmark = pytest.mark.integration
 
@@ -162,19 +158,13 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(settings: Settings, topi
 
 def test_the_command_shows_how_far_it_is_where_somebody_looks(settings: Settings, topic: str) -> None:
     plant(settings, topic, ALL)
-    ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "outbox_plugin", "verify", topic]
     env = {**environment(settings), "TERM": "xterm", "COLUMNS": "80"}
-    with ThreadPoolExecutor(1) as reader:
-        shown = reader.submit(all_of, ours)  # A terminal that nobody reads holds up who writes to it.
-        try:
-            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
-        finally:
-            os.close(theirs)
-    os.close(ours)
+    with a_terminal() as (terminal, shown):
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout.splitlines()[0] == f"records: {EVENTS}"
-    assert "records" in shown.result()
+    assert b"records" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -189,15 +179,6 @@ def test_the_cursor_is_shown_again_however_the_command_ends(
             process.send_signal(number)
             assert process.wait(60 * PATIENCE) == 128 + number
             eventually(lambda: shown.rfind(SHOWN_CURSOR) > shown.rindex(HIDDEN_CURSOR), 10)
-
-
-def all_of(terminal: int) -> str:
-    """What is written to a terminal until its other end is closed."""
-    shown = b""
-    with suppress(OSError):  # So Linux says that it is.
-        while more := os.read(terminal, 10_000):
-            shown += more
-    return shown.decode(errors="replace")
 
 
 def test_the_command_says_what_it_does_not_judge_without_spark(settings: Settings, topic: str) -> None:
