@@ -80,7 +80,7 @@ class Member:
         self._stamp = 0
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
-        self._recreated: set[TopicPartition] = set()  # Those of whose new topic the log is to know.
+        self._recreated: set[TopicPartition] = set()  # Of recreated topics, until the log has their new ids.
         self._gained_of: dict[TopicPartition, str] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
@@ -502,7 +502,7 @@ class Member:
             self._lose(tp, why)
 
     def _note_release(self, tp: TopicPartition, now: float) -> None:
-        """Note that the next message of the partition releases it: what we sent before must not be taken for that."""
+        """Give the release that is sent next a timestamp of its own: no earlier message must be taken for it."""
         if self._unanswered.has(tp, self._timestamp(now)):
             self._stamp += 1
         self._leaving[tp] = _Release(now, self._stamp)

@@ -88,7 +88,7 @@ class _ClaimState:
     is_topic_of_log: bool = False  # Whether the log has said so.
     left_by: Holder | None = None  # Who gave it up by its own word, where nobody has claimed it since.
     former: tuple[str, ...] = ()
-    barred: float = -FOREVER  # Until then nobody may claim it: its holder may not have read that its topic is new.
+    barred: float = -FOREVER  # Until then nobody may claim it: its holder may not know that its topic was recreated.
     kept: tuple[float, int, str] | None = None  # What is remembered: when the log said so, the offset, the topic's id.
     doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
     claimants: set[Holder] | None = None  # In doubt: who has claimed it since its topic was recreated, if it was.

@@ -333,7 +333,7 @@ def _write_psycopg(connection: psycopg.Connection[Any], insert: Insert, rows: It
     if not parts:
         return
     check(connection)
-    cursor = getattr(connection, "plain_cursor", psycopg.Cursor)(connection, row_factory=tuple_row)
+    cursor = getattr(connection, "emit_cursor", psycopg.Cursor)(connection, row_factory=tuple_row)
 
     def execute(query: Query, values: tuple[Any, ...]) -> Any:
         _refuse_if_busy(connection, parts)
@@ -364,7 +364,7 @@ async def _write_psycopg_async(connection: psycopg.AsyncConnection[Any], insert:
     if not parts:
         return
     check(connection)
-    cursor = getattr(connection, "plain_cursor", psycopg.AsyncCursor)(connection, row_factory=tuple_row)
+    cursor = getattr(connection, "emit_cursor", psycopg.AsyncCursor)(connection, row_factory=tuple_row)
     if _need_savepoint(parts):
         await cursor.execute(_NOTHING)
     async with connection.transaction() if _need_savepoint(parts) else nullcontext() as savepoint:

@@ -168,7 +168,7 @@ class ThreadSession(_SessionState):
             self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = self._connection.plain_cursor = _NotingCursor
+            self._connection.cursor_factory = self._connection.emit_cursor = _NotingCursor
             self._trusted = True
 
     @asynccontextmanager
@@ -224,7 +224,7 @@ class TaskSession(_SessionState):
             await self._connection.close()
         if self._connection is None or self._connection.closed:
             self._connection = await connect_async(self._settings, purpose="outbox inbox")
-            self._connection.cursor_factory = self._connection.plain_cursor = _NotingAsyncCursor
+            self._connection.cursor_factory = self._connection.emit_cursor = _NotingAsyncCursor
             self._trusted = True
 
     @asynccontextmanager

@@ -36,7 +36,8 @@ from outbox_plugin.relay.task_group import TaskGroup
 from outbox_plugin.relay.timed_calls import AnswerWait, took
 
 MARKS_AHEAD = 1
-UNPURGED_ROWS = 2 * ROWS_PER_MARK  # From so many on, no more are sent. The last marked rows may come on top of fewer.
+# No batch is sent while there are so many. The last batch before that may exceed them.
+UNPURGED_ROWS = 2 * ROWS_PER_MARK
 CONFIRM_SECONDS = 0.5  # A follower waits for twice as long before it takes over.
 
 

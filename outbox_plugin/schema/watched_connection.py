@@ -35,7 +35,7 @@ class WatchedConnection(psycopg.Connection[Row]):
     probe_name: str | None = None  # The session's application_name if it is unique, else None.
     requests = 0  # How often psycopg has asked the server for anything.
     noted_requests = 0  # How many of these a session knows to have made no savepoint.
-    plain_cursor: type[psycopg.Cursor[Any]] = psycopg.Cursor  # What `emit` writes with, whatever the cursor_factory.
+    emit_cursor: type[psycopg.Cursor[Any]] = psycopg.Cursor  # What `emit` writes with, whatever the cursor_factory.
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Wait for the server, as psycopg's own method does. Every wait of psycopg calls it.
@@ -60,7 +60,7 @@ class WatchedAsyncConnection(psycopg.AsyncConnection[Row]):
     probe_name: str | None = None
     requests = 0
     noted_requests = 0
-    plain_cursor: type[psycopg.AsyncCursor[Any]] = psycopg.AsyncCursor
+    emit_cursor: type[psycopg.AsyncCursor[Any]] = psycopg.AsyncCursor
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Wait for the server. If the path to it is dead, close the connection and raise NoAnswer.
