@@ -48,7 +48,7 @@ class ClaimPlanner:
         The partition may be in the share of an instance that died and is not stale yet. So it waits for three
         intervals at most: its last holder is stale after two. Where another instance asks for partitions, or this one
         has given up the partition for another, its claim may take a while, and whoever comes first only has to give the
-        partition up again.
+        partition up again. If that other one dies, the partition waits for up to two intervals more.
 
         Args:
             last: the instance that released the partition itself, if one did.

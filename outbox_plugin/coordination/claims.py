@@ -65,14 +65,15 @@ def plan(
     goal = min(share[me], most)
     if len(mine) > goal:
         room = sum(max(0, share[other] - held[other]) for other, asks in asking.items() if asks and other != me)
-        return Plan(release=tuple(mine[goal:][:room]))
+        if room:
+            return Plan(release=tuple(mine[goal:][:room]))
     free = _in_order(me, (tp for tp, holder in holders.items() if holder is None))
     wanted = [tp for tp in free if tp not in avoid]
     if len(mine) < goal and wanted:
         return Plan(claim=tuple(wanted[: min(goal - len(mine), max(1, len(mine)))]))
     if len(mine) < goal and not avoid:
         return Plan(ask=_of_the_fullest(me, holders, held))
-    return Plan(claim=tuple([tp for tp in free if tp in neglected][: most - len(mine)]))
+    return Plan(claim=tuple([tp for tp in free if tp in neglected][: max(0, most - len(mine))]))
 
 
 def _of_the_fullest(

@@ -224,3 +224,12 @@ def test_a_free_partition_is_left_for_longer_to_one_who_asks() -> None:
     assert planner.next_plan(holders, members, lambda _: A, 100.0) == Plan()
     assert planner.next_plan(holders, members, lambda _: A, 119.9) == Plan()
     assert planner.next_plan(holders, members, lambda _: A, 120.1) == Plan(claim=(partitions(3)[2],)), "C has died"
+
+
+def test_one_above_its_share_takes_what_nobody_else_may_hold() -> None:
+    """B may hold one alone, and asks for no more."""
+    neglected = partitions(5)[4:]
+    held, asking = held_by(A, A, A, B, None), {A: False, B: False}
+    assert plan(A, held, asking, neglected=neglected) == Plan(claim=tuple(neglected))
+    crowded = held_by(A, A, A, A, B, None)
+    assert plan(A, crowded, asking, neglected=partitions(6)[5:]) == Plan(claim=tuple(partitions(6)[5:]))
