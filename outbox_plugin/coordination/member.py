@@ -110,14 +110,15 @@ class Member:
         """Take in how the consumed topics look now. A topic that was recreated is consumed from its beginning."""
         for topic, form in forms.items():
             former = self.view.forms.get(topic)
-            anew = former is not None and former.topic_id != form.topic_id
-            if former is not None and not anew:
+            if former is not None and former.topic_id != form.topic_id:
+                # The new topic may get as many partitions as the former one had only later.
+                partitions = max(former.partitions, form.partitions)
+                self._recreated.update(TopicPartition(topic, number) for number in range(partitions))
+            elif former is not None:
                 form = form._replace(partitions=max(former.partitions, form.partitions))
             self.view.forms[topic] = form
             for number in range(form.partitions):
                 tp = TopicPartition(topic, number)
-                if anew:
-                    self._recreated.add(tp)
                 known = self.view.topic_id(tp)
                 if known == form.topic_id:
                     self._recreated.discard(tp)

@@ -374,7 +374,7 @@ class World:
         lives = claim.holder if age <= self._stale_after else None
         theirs = lives is not None and lives.client_id == holder.client_id
         claims = isinstance(message, ClaimingPartition) and not theirs
-        if claim.claimants is not None and isinstance(message, ClaimingPartition):
+        if claim.claimants is not None and isinstance(message, ClaimingPartition) and at > claim.barred:
             claim.claimants.add(holder)
         if group.paused_at >= self._since or at > claim.doubt:
             claim.doubt = -FOREVER

@@ -323,6 +323,20 @@ def test_that_a_topic_was_recreated_is_said_until_the_log_has_it(log: Log) -> No
     assert log.sent() == []
 
 
+def test_a_recreated_topic_that_is_widened_later_has_no_position_of_the_old_one(log: Log) -> None:
+    second = TopicPartition("orders", 1)
+    log.member.describe({"orders": TopicForm(2, "id-1")}, log.now)
+    log.say(
+        Heartbeat(0, int(EPOCH), *OTHER, "billing", *second, 10), ClaimingPartition(0, 0, *OTHER, "billing", *second)
+    )
+    log.say(Heartbeat(0, int(EPOCH), *OTHER, "billing", *second, 10))
+    assert log.member.offset_of(second)[0] == 10
+    for partitions in (1, 2):
+        log.member.describe({"orders": TopicForm(partitions, "id-2")}, log.now)
+        log.say(*log.sent())
+    assert log.member.offset_of(second) == (0, "id-2")
+
+
 def test_who_stood_still_claims_nothing_again_before_it_has_read_the_log(log: Log) -> None:
     """Others may have held the partition meanwhile, and its topic may have been recreated."""
     consume(log, 10)

@@ -201,11 +201,20 @@ def test_who_has_not_claimed_it_since_does_not_hold_a_partition_of_a_recreated_t
     """Nobody knows who held it before: the coordination topic was recreated just then, too."""
     world = World(INTERVAL, since=100)
     anew = ReleasingPartition(1, 102, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
-    for message in (beating(A, 101, 50), anew, beating(A, 103, 50), claiming(B, 103)):
+    for message in (beating(A, 101, 50), anew, beating(A, 103, 50), claiming(B, 110), claiming(B, 123)):
+        world.apply(message, message.timestamp)
+    assert (owner(world, 123), world.offset(GROUP, "orders", 0)) == (None, 0)
+    world.apply(beating(B, 124, 7), 124)
+    assert (owner(world, 124), world.offset(GROUP, "orders", 0)) == (B, 7)
+
+
+def test_a_claim_that_came_too_early_lends_a_position_of_the_old_topic_no_weight() -> None:
+    """Those who have read the whole log know that the claim did not count."""
+    world = World(INTERVAL, since=100)
+    anew = ReleasingPartition(1, 102, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
+    for message in (beating(A, 101, 50), anew, claiming(A, 103), beating(A, 103, 50)):
         world.apply(message, message.timestamp)
     assert (owner(world, 103), world.offset(GROUP, "orders", 0)) == (None, 0)
-    world.apply(beating(B, 104, 7), 104)
-    assert (owner(world, 104), world.offset(GROUP, "orders", 0)) == (B, 7)
 
 
 def test_of_a_client_only_its_latest_instance_is_a_member() -> None:
