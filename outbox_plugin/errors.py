@@ -31,7 +31,7 @@ After an error, the command line ends with the error's `exit_code`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -191,12 +191,16 @@ class RowsRefused(OutboxError):
     """Kafka refused rows because of what they contain, not because of an outage. Nothing was published.
 
     `refusals` maps the rows' ids to the reasons; `away` has the topics that cannot be written to now, as in
-    `TopicsAway`.
+    `TopicsAway`; `doubtful` has the ids of rows that may be refused for the same reasons, each at the price of one more
+    transaction.
     """
 
-    def __init__(self, refusals: Mapping[int, Refusal], away: Mapping[str, Away] | None = None) -> None:
+    def __init__(
+        self, refusals: Mapping[int, Refusal], away: Mapping[str, Away] | None = None, doubtful: Iterable[int] = ()
+    ) -> None:
         id_, first = next(iter(refusals.items()))
         more = f", and {len(refusals) - 1} more" if len(refusals) > 1 else ""
         super().__init__(f"row {id_}: {first.reason}{more}")
         self.refusals = refusals
         self.away = away or {}
+        self.doubtful = frozenset(doubtful)

@@ -112,6 +112,11 @@ def largest_record_bytes(settings: Settings) -> int:
     return int(settings.kafka.get("message.max.bytes", DEFAULT_LARGEST_RECORD_BYTES))
 
 
+def compresses(settings: Settings) -> bool:
+    """Whether producers compress records."""
+    return any(settings.kafka.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
+
+
 def answer_of(request: Future[T], timeout_seconds: float) -> T:
     """The answer to a request of an admin client.
 

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_plugin.adapters.kafka_clients import (
     REQUEST_TIMEOUT_SECONDS,
+    compresses,
     largest_record_bytes,
     producer_config,
     refused_property,
@@ -255,10 +256,13 @@ class KafkaTransactionalLog:
         if is_untimely and not (sent.refusals or sent.narrowed):  # No row whose own timestamp may be at fault.
             self._blame_the_clock(topics, error)
         refusals = sent.refusals
-        if error.args[0].code() in _MAY_BE_FORBIDDEN:
-            refusals |= records.forbidden_rows(self._settings)
+        if not (refusals or sent.narrowed) and error.args[0].code() in _MAY_BE_FORBIDDEN:
+            refusals = records.forbidden_rows(self._settings)
         if refusals:
-            raise RowsRefused(refusals) from error
+            doubtful = records.no_smaller_rows()
+            if compresses(self._settings):  # Then a larger record may fit where a smaller one does not.
+                raise RowsRefused(refusals, doubtful=doubtful.keys()) from error
+            raise RowsRefused(doubtful | refusals) from error
         if self._names.progress_topic in sent.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:
             self._largest_progress //= 2
             return

@@ -7,6 +7,7 @@ alone. A failure of an outage (a time-out, a broker that is away) is never a ref
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, REQUEST_TIMEOUT_SECONDS
 from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
+from outbox_plugin.core.record_size import record_bytes
 from outbox_plugin.core.row import (
     Misfit,
     OutboxRow,
@@ -84,6 +86,7 @@ class RecordSender:
         self._narrowed = False
         self._too_large: set[str] = set()
         self._invalid: set[int] = set()
+        self._too_large_alone: set[int] = set()
         self._off_clock: dict[str, str] = {}
         self._counted: dict[str, int | None] = {}  # Partitions of topics that were looked up again for these records.
 
@@ -179,7 +182,7 @@ class RecordSender:
         self._rows, self._group, self._group_bytes = (), [], 0
         self._failed_reports, self._refusals, self._failures, self._failed = [], {}, [], set()
         self._narrowed, self._too_large = False, set()
-        self._invalid, self._off_clock = set(), {}
+        self._invalid, self._too_large_alone, self._off_clock = set(), set(), {}
         self._counted = {}
         self._topics.begin()
 
@@ -314,6 +317,8 @@ class RecordSender:
             return
         if refusal.whole_topic or _are_alike(concerned):
             self._refusals |= {row.id: refusal for row in concerned}
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                self._too_large_alone.update(row.id for row in concerned)
             self._invalid.update(row.id for row in concerned if error.code() in _INVALID)
         else:
             self._send_one_by_one(topic)
@@ -337,6 +342,20 @@ class RecordSender:
         """
         alone = [row for row in self._group if alike and row.topic == alike[0].topic]
         return alone if len(alone) == 1 and alone[0] in alike else alike
+
+    def no_smaller_rows(self) -> dict[int, Refusal]:
+        """The refusals that rows would get which come after one that is too large for their topic, and are no smaller.
+
+        Compressed records may fit nevertheless. Rows before the refused one were sent alone, too, and accepted.
+        """
+        smallest: dict[str, int] = {}
+        found: dict[int, Refusal] = {}
+        for row in self._rows if self._too_large_alone else ():
+            if row.id in self._too_large_alone:
+                smallest[row.topic] = min(record_bytes(row), smallest.get(row.topic, sys.maxsize))
+            elif row.topic in smallest and fault_of(row) is None and record_bytes(row) >= smallest[row.topic]:
+                found[row.id] = Refusal(f"larger than the topic {row.topic} takes")
+        return found
 
     def refused_topics(self) -> set[str]:
         """The topics of which a broker has refused records for what they are, since the last `interpret_failures`."""

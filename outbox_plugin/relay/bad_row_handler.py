@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outbox_plugin.core.bad_rows import BadRow, without
-from outbox_plugin.core.intervals import RETRY_BAD_ROW_SECONDS
+from outbox_plugin.core.intervals import RETRY_BAD_ROW_SECONDS, RETRY_DOUBTFUL_SECONDS
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import ShardStore
+from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import KeysHeld, Observer, RowsDeadLettered, RowsParked, held_topics
 from outbox_plugin.relay.runtime import Lock, Runtime
@@ -56,6 +57,12 @@ class BadRowHandler:
         if dead:
             self.observe(RowsDeadLettered(self.shard, tuple(dead)))
         return {row.row.id: row.refusal for row in stuck}
+
+    def hold_doubtful(self, rows: Iterable[OutboxRow]) -> None:
+        """Leave the keys of rows that may be bad in the table for a moment, so that the others do not wait for them."""
+        again_at = self.runtime.now() + RETRY_DOUBTFUL_SECONDS
+        with self.lock:
+            self.note_held({OrderingKey.of(row): again_at for row in rows})
 
     def hold(self, topics: Mapping[str, Away]) -> None:
         """Leave rows of topics that are away in the table for a while, so that the others can be sent."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin.core.record_size import record_bytes
+from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, by_key, consume, create_topic, drained, environment, insert, run_outbox
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
+BATCH_BYTES = 61  # What a batch has besides its records.
 TOO_LARGE = "x" * 2_000_000  # More than the client and the broker take.
 
 
@@ -24,6 +29,11 @@ def with_unequal_headers(settings: Settings, topic: str, key: str, value: str) -
             "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys) VALUES (%s, %s, %s, '{a,b}')",
             (topic, key, value),
         )
+
+
+def noise(length: int) -> str:
+    """A text that cannot be compressed well."""
+    return "".join(random.choices(string.ascii_letters, k=length))
 
 
 def mend(settings: Settings, assignment: str) -> None:
@@ -121,6 +131,43 @@ def test_rows_that_differ_from_one_that_is_too_large_in_its_headers_alone_are_no
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         assert connection.execute("SELECT kafka_header_keys FROM outbox_dead_letter").fetchall() == [(["h"],)]
     assert by_key(consume(settings, topic)) == {"k": ["same", "same", "last"]}
+
+
+def test_rows_of_the_very_size_that_a_topic_takes_pass_and_one_byte_more_does_not(either: Settings, group: str) -> None:
+    settings = either.model_copy(update={"bad_rows": "dead-letter"})
+    row = OutboxRow(0, 0, "", "ключ", "x" * 20_000, ["ä" * 70, "empty"], ["texts" * 20, None], 0)  # type: ignore[list-item]
+    body = record_bytes(row)
+    topic = f"{group}-narrow"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    takes = {"max.message.bytes": str(BATCH_BYTES + 3 + body)}  # The record's own length takes 3 bytes.
+    [made] = admin.create_topics([NewTopic(topic, num_partitions=1, config=takes)]).values()
+    made.result(60)
+    insert(settings, topic, [(row.key, "x" * (20_000 + number % 2)) for number in range(40)])
+    mend(
+        settings,
+        f"kafka_header_keys = ARRAY['{'ä' * 70}', 'empty'], kafka_header_values = ARRAY['{'texts' * 20}', NULL]",
+    )
+    with Harvester(settings):
+        drained(settings)
+    assert [len(value or "") for value in by_key(consume(settings, topic))[row.key]] == [20_000] * 20
+
+
+def test_rows_that_are_too_large_do_not_hold_up_the_others(settings: Settings, group: str, topic: str) -> None:
+    """Where records are compressed, only a transaction for each tells which of them fit."""
+    settings = settings.model_copy(update={"bad_rows": "dead-letter", "kafka": {"compression.type": "lz4"}})
+    narrow = f"{group}-narrow"
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
+    [made] = admin.create_topics([NewTopic(narrow, 1, config={"max.message.bytes": "20000"})]).values()
+    made.result(60)
+    insert(settings, narrow, [(f"large-{number}", noise(50_000)) for number in range(100)])
+    insert(settings, topic, [(f"k{number}", "good") for number in range(100)])
+    with Harvester(settings):
+        eventually(lambda: backlog(settings) < 100, 60)
+        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+            [dead_letters] = connection.execute("SELECT count(*) FROM outbox_dead_letter").fetchone() or [0]
+            [good] = connection.execute("SELECT count(*) FROM outbox WHERE kafka_value = 'good'").fetchone() or [0]
+    assert good == 0
+    assert dead_letters < 50
 
 
 def allow_age(settings: Settings, topic: str, milliseconds: int) -> None:

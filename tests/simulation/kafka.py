@@ -310,7 +310,7 @@ class SimulatedLog:
                 lambda transaction, part=part: broker.append(part, transaction, leader_id),  # type: ignore[misc]
             )
         if refused:
-            raise RowsRefused(self._some(refused))
+            raise RowsRefused(self._some(refused), doubtful=self._any(row.id for row in rows))
         began = self._process.now()
         self._request(
             f"commits {[row.id for row in rows]} as {leader_id}",
@@ -358,6 +358,11 @@ class SimulatedLog:
         """A part of the refusals, at least one: Kafka need not report all at once."""
         chosen = [id_ for id_ in refused if self._process.scheduler.random() < 0.5]
         return {id_: refused[id_] for id_ in chosen or list(refused)[-1:]}
+
+    def _any(self, ids: Iterable[int]) -> list[int]:
+        """Some rows, perhaps none, in whom Kafka's answer about others raises doubts, with or without reason."""
+        chance = self._process.scheduler.random()
+        return [id_ for id_ in ids if self._process.scheduler.random() < chance / 2]
 
     def close(self) -> None:
         self._closed = True

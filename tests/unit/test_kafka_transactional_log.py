@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,43 @@ class Producer:
 
     def commit_transaction(self, _: float) -> None:
         """It is committed at once."""
+
+
+class SmallTopic(Producer):
+    """Its topic takes batches of some bytes. Once it has refused one, the transaction has failed."""
+
+    TAKES = 1_000
+
+    def __init__(self, report: Callable[[KafkaError, Any], None]) -> None:
+        super().__init__()
+        self._report = report
+        self._sent: list[SimpleNamespace] = []
+        self._failed = False
+
+    def begin_transaction(self) -> None:
+        super().begin_transaction()
+        self._sent, self._failed = [], False
+
+    def produce(self, topic: str, value: bytes | str, key: bytes | str, *_: Any, **__: Any) -> None:
+        if self._failed:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        if topic == "orders":
+            self._sent.append(SimpleNamespace(topic=lambda: topic, key=str(key).encode, value=str(value).encode))
+
+    def flush(self, _: float) -> int:
+        sent, self._sent = self._sent, []
+        if sum(len(record.value()) for record in sent) > self.TAKES:
+            self._failed = True
+            for record in sent:
+                self._report(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), record)
+        return 0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def commit_transaction(self, _: float) -> None:
+        if self._failed:
+            raise KafkaException(KafkaError(KafkaError._STATE))
 
 
 @pytest.fixture
@@ -125,6 +163,43 @@ def test_only_the_first_bad_row_costs_a_transaction(log: KafkaTransactionalLog, 
         log.publish([GOOD, BAD, BAD._replace(id=3, header_keys=None)], PROGRESS)  # type: ignore[arg-type]
     assert refused.value.refusals.keys() == {2, 3}
     assert (producer.transactions, log.in_doubt) == (2, False)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_thousand_rows_that_are_too_large_cost_ten_transactions_at_most_or_let_the_others_pass(
+    log: KafkaTransactionalLog, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """Without compression, what is no smaller than a refused row is refused with it. With it, it waits."""
+    settings = log._settings.model_copy(update={"kafka": {"compression.type": compression}})
+    monkeypatch.setattr(log, "_settings", settings)
+    producer = SmallTopic(log._records.on_delivery)
+    monkeypatch.setattr(log, "_producer", producer)
+    rows = [GOOD._replace(id=n, key=f"k{n}", value="x" * (2_000 + n % 9 if n % 2 else 900)) for n in range(2_000)]
+    refused: set[int] = set()
+    doubtful: set[int] = set()
+    for _ in range(10):
+        try:
+            if log.publish([row for row in rows if row.id not in refused | doubtful], PROGRESS):
+                break
+        except RowsRefused as error:
+            refused |= error.refusals.keys()
+            doubtful |= error.doubtful
+    odd = {row.id for row in rows if row.id % 2}
+    assert refused | doubtful == odd
+    assert doubtful == set() if compression == "none" else len(refused) < 5
+
+
+def test_rows_before_a_refused_one_are_not_refused_with_it(log: KafkaTransactionalLog) -> None:
+    """They were accepted a moment ago, although they are larger: the topic's limit has changed, or they compress."""
+    records = log._records
+    records.reset()
+    records._rows = [GOOD._replace(id=n, key=f"k{n}", value="x" * size) for n, size in enumerate((3_000, 2_000, 2_500))]
+    records._limits["orders"] = 0
+    records._group = [records._rows[1]]
+    report = SimpleNamespace(topic=lambda: "orders", key=lambda: b"k1", value=lambda: b"x" * 2_000)
+    records.on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), report)  # type: ignore[arg-type]
+    assert records.interpret_failures().refusals.keys() == {1}
+    assert records.no_smaller_rows().keys() == {2}
 
 
 def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(
