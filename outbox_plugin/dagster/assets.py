@@ -19,7 +19,7 @@ def build_harvester_asset(
     outbox: AssetKey | str | None = None,
     translator: DagsterOutboxTranslator | None = None,
 ) -> AssetSpec:
-    """The harvester as an asset, whose page plots backlog, lag, rate, takeovers, suppressed duplicates, CPU and memory.
+    """The harvester as an asset, whose page plots backlog, lag, rate, takeovers, recovered rows, CPU and memory.
 
     Args:
         key: the asset's key, unless the translator gives it another.

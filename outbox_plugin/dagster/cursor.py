@@ -53,7 +53,7 @@ class Cursor:
         moving: the topics that had moved.
         pid: the daemon's process id; 0 if there is none.
         cpu_seconds: the CPU that this process has used.
-        suppressed: rows that new leaders found already published, and did not publish again.
+        recovered_rows: rows that new leaders found already published, and did not publish again.
     """
 
     at: _Seconds = 0.0
@@ -64,7 +64,7 @@ class Cursor:
     moving: tuple[str, ...] = ()
     pid: _Count = 0
     cpu_seconds: _Seconds = 0.0
-    suppressed: _Count = 0
+    recovered_rows: _Count = 0
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
@@ -86,14 +86,16 @@ class Cursor:
             now: seconds of the wall clock.
             troubled: whether the harvester's health is not good.
         """
-        heard = {str(shard.shard): (shard.leader.leader_id, shard.recovered) for shard in status.shards if shard.leader}
+        heard = {
+            str(shard.shard): (shard.leader.leader_id, shard.recovered_rows) for shard in status.shards if shard.leader
+        }
         terms = {shard: term for shard, (term, _) in heard.items()}
         return replace(
             self,
             at=now,
             leaders={**self.leaders, **terms},
             takeovers=self.takeovers + sum(self.leaders.get(shard, term) != term for shard, term in terms.items()),
-            suppressed=self.suppressed
+            recovered_rows=self.recovered_rows
             + sum(rows for shard, (term, rows) in heard.items() if self.leaders.get(shard) != term),
             troubled_since=(self.troubled_since or now) if troubled else 0.0,
         )

@@ -155,7 +155,7 @@ def _use_of(daemon: Daemon) -> Use | None:
 def _cursor_metadata(cursor: Cursor) -> Metadata:
     return {
         "takeovers": MetadataValue.int(cursor.takeovers),
-        "duplicates_suppressed": MetadataValue.int(cursor.suppressed),
+        "recovered_rows": MetadataValue.int(cursor.recovered_rows),
     }
 
 

@@ -136,8 +136,8 @@ def _shard_lines(shard: ShardStatus) -> list[str]:
             f"shard {shard.shard}: led by {who}, term {leader.leader_id}",
             f"  {shard.records_per_second:.0f} records/s, {shard.published} published since it started",
         ]
-        if shard.recovered:
-            lines.append(f"  {shard.recovered} rows were published by the leader before it, and not repeated")
+        if shard.recovered_rows:
+            lines.append(f"  {shard.recovered_rows} rows were published by the leader before it, and not repeated")
     if shard.live_first:
         lines.append(f"  {_live_first(shard)}")
     if shard.paused:

@@ -61,7 +61,8 @@ class ShardStatus:
         heartbeat_age_seconds: the age of the leader's last heartbeat.
         trouble: the last problem that the leader, or a harvester that waits to lead, has reported.
         paused: whether an operator has paused it.
-        recovered: how many rows the leader found published by the one before it, and deleted instead of repeating them.
+        recovered_rows: how many rows the leader found published by the one before it, and deleted instead of repeating
+            them.
         ignored_records: how many records of the leader topic, in the last minute, were not heartbeats signed by a
             harvester of this outbox. Harvesters ignore them, and `trouble` mentions them, too.
         live_first: whether new rows are published before a backlog.
@@ -76,7 +77,7 @@ class ShardStatus:
     heartbeat_age_seconds: float | None
     trouble: str | None
     paused: bool = False
-    recovered: int = 0
+    recovered_rows: int = 0
     ignored_records: int = 0
     live_first: bool = False
     live_rows_waiting: int = 0
@@ -202,7 +203,7 @@ def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None) -> Sh
         heartbeat_age_seconds=round(age, 3) if age is not None else None,
         trouble="; ".join(filter(None, troubles)) or None,
         paused=table is not None and shard in table.paused,
-        recovered=leader.recovered if leader else 0,
+        recovered_rows=leader.recovered if leader else 0,
         ignored_records=len(heard.ignored),
         live_first=leader is not None and leader.live_first,
         live_rows_waiting=leader.live_rows_waiting if leader else 0,

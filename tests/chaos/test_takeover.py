@@ -103,7 +103,7 @@ def test_killed_after_the_commit_and_before_the_purge(settings: Settings, topic:
     with harvesters(settings, tmp_path / "successor") as [successor]:
         drained(settings)
         eventually(lambda: "(1000 published rows of the last leader deleted)" in successor.log, 30)
-        eventually(lambda: read_status(settings).shards[0].recovered == 1_000, 30)
+        eventually(lambda: read_status(settings).shards[0].recovered_rows == 1_000, 30)
     assert_exactly_once_in_order(consume(settings, topic), 0, 1_000)
 
 

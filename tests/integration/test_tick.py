@@ -62,7 +62,7 @@ def test_a_takeover_is_counted_and_what_the_daemon_uses_is_measured(daemon: Daem
     assert explanation(ticks) == "a harvester has just been started; shard 0 has no leader"
     eventually(lambda: ticks.tick()[1].passed, 60)
     observation, _ = ticks.tick()
-    assert (observation.metadata["takeovers"].value, observation.metadata["duplicates_suppressed"].value) == (0, 0)
+    assert (observation.metadata["takeovers"].value, observation.metadata["recovered_rows"].value) == (0, 0)
     memory, cpu = (observation.metadata[name].value for name in ("memory_megabytes", "cpu_percent"))
     assert isinstance(memory, float)
     assert 10 < memory < 500

@@ -12,7 +12,9 @@ from outbox_plugin.status.reader import Leader, ShardStatus, Status
 
 def led_by(*terms: str | None, recovered: int = 0) -> Status:
     shards = [
-        ShardStatus(number, Leader("i", "h", 1, term, "") if term else None, 0, 0.0, 0, None, None, recovered=recovered)
+        ShardStatus(
+            number, Leader("i", "h", 1, term, "") if term else None, 0, 0.0, 0, None, None, recovered_rows=recovered
+        )
         for number, term in enumerate(terms)
     ]
     return Status(0, None, tuple(shards), ())
@@ -39,7 +41,7 @@ def test_what_a_new_term_did_not_repeat_is_counted_once() -> None:
     cursor = Cursor()
     for term, recovered in (("a", 3), ("a", 3), (None, 0), ("a", 3), ("b", 4)):
         cursor = cursor.after(led_by(term, recovered=recovered), 1.0, troubled=False)
-    assert cursor.suppressed == 7
+    assert cursor.recovered_rows == 7
 
 
 def test_trouble_has_a_beginning_and_an_end() -> None:
