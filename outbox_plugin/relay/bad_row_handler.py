@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outbox_plugin.core.bad_rows import BadRow, without
-from outbox_plugin.core.intervals import RETRY_BAD_ROW_SECONDS, RETRY_DOUBTFUL_SECONDS
+from outbox_plugin.core.doubtful_windows import DoubtfulWindows
+from outbox_plugin.core.intervals import RETRY_BAD_ROW_SECONDS
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import ShardStore
 from outbox_plugin.core.row import OutboxRow
@@ -27,6 +28,7 @@ class BadRowHandler:
         lock: is held while `note_parked` or `note_held` is called.
         note_parked: takes in that the database has parked the keys of bad rows.
         note_held: holds keys back, each until its time.
+        doubtful_windows: decides how long doubtful rows wait.
     """
 
     shard: int
@@ -36,6 +38,7 @@ class BadRowHandler:
     lock: Lock
     note_parked: Callable[[Sequence[BadRow]], None]
     note_held: Callable[[Mapping[OrderingKey, float]], None]
+    doubtful_windows: DoubtfulWindows = field(default_factory=DoubtfulWindows)
 
     def park(self, bad: Sequence[BadRow]) -> None:
         """Park bad rows. Where the database refuses to park one, its key is held back and tried again."""
@@ -60,9 +63,10 @@ class BadRowHandler:
 
     def hold_doubtful(self, rows: Iterable[OutboxRow]) -> None:
         """Leave the keys of rows that may be bad in the table for a moment, so that the others do not wait for them."""
-        again_at = self.runtime.now() + RETRY_DOUBTFUL_SECONDS
-        with self.lock:
-            self.note_held({OrderingKey.of(row): again_at for row in rows})
+        if keys := {OrderingKey.of(row) for row in rows}:
+            again_at = self.doubtful_windows.hold(self.runtime.now())
+            with self.lock:
+                self.note_held(dict.fromkeys(keys, again_at))
 
     def hold(self, topics: Mapping[str, Away]) -> None:
         """Leave rows of topics that are away in the table for a while, so that the others can be sent."""
