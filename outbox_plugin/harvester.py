@@ -226,6 +226,7 @@ class Harvester(Background):
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+            admin.check_rights(self._names, progress=self._exactly_once)
             for shard in range(layout.shards) if self._exactly_once else ():
                 self._check_progress(Slice(shard, layout.shards), identity, terms)
         except (LogUnavailable, TopicMissing) as error:

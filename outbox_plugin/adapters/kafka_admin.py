@@ -46,6 +46,7 @@ _LEADERS_MS = 5_000
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 K = TypeVar("K")
+_HOW_TO_ALLOW = "`outbox grants --role harvester --kafka` prints the ACLs that it needs"
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
 
@@ -78,11 +79,17 @@ def offsets_of(answers: Mapping[K, Future[ListOffsetsResultInfo]], timeout_secon
 
 
 def _may_be_written(answer: Future[Any]) -> bool:
+    return AclOperation.WRITE not in _forbidden({AclOperation.WRITE}, answer)
+
+
+def _forbidden(operations: Collection[AclOperation], answer: Future[Any]) -> list[AclOperation]:
+    """Those of the operations that the answer of `describe_topics` does not allow; none if Kafka does not say."""
     try:
-        operations = answer_of(answer, REQUEST_TIMEOUT_SECONDS).authorized_operations
+        allowed = answer_of(answer, REQUEST_TIMEOUT_SECONDS).authorized_operations
     except (KafkaException, TimeoutError):
-        return True
-    return operations is None or bool({AclOperation.WRITE, AclOperation.ALL} & set(operations))
+        return []
+    # Whoever sees a topic may at least describe it: of no operations at all, Kafka has not said anything.
+    return [each for each in operations if allowed and not {each, AclOperation.ALL} & set(allowed)]
 
 
 class KafkaAdmin:
@@ -214,34 +221,63 @@ class KafkaAdmin:
                 for topic in wanted
                 if topic in existing and len(existing[topic].partitions) < shards
             ]
-            futures: list[Future[None]] = []
+            futures: list[tuple[str, Future[None]]] = []
             if missing:
-                futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
+                futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
             if small:
-                futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).values()
-            for future in futures:
-                self._created(future)
+                futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
+            for topic, future in futures:
+                self._created(topic, future)
         except KafkaException as error:
             raise connection_error(error.args[0], self._settings) from error
 
     @staticmethod
-    def _created(future: Future[None]) -> None:
+    def _created(topic: str, future: Future[None]) -> None:
         try:
             answer_of(future, REQUEST_TIMEOUT_SECONDS)
         except TimeoutError:
             raise LogUnavailable("Kafka does not answer whether it makes a topic") from None
         except KafkaException as error:
-            if error.args[0].code() not in _DONE_BY_ANOTHER:
+            problem = error.args[0]
+            if problem.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise ServerRefused(
+                    f"Kafka: this harvester may not make the topic {topic}, nor add partitions to it, or may not see "
+                    f"that it is there; {_HOW_TO_ALLOW}"
+                ) from None
+            if problem.code() not in _DONE_BY_ANOTHER:
                 raise
+
+    def check_rights(self, names: KafkaNames, *, progress: bool) -> None:
+        """Check that we may read and write the group's topics. Where Kafka does not say, nothing is raised.
+
+        Otherwise a harvester that may not, for example, write heartbeats would wait for ever, and not know why.
+
+        Args:
+            names: of the topics.
+            progress: whether the group has a progress topic.
+
+        Raises:
+            ServerRefused: we may not.
+        """
+        topics = [names.leader_topic, *([names.progress_topic] if progress else [])]
+        for topic, answer in self._rights(topics).items():
+            if forbidden := _forbidden([AclOperation.READ, AclOperation.WRITE], answer):
+                missing = " and ".join(each.name.capitalize() for each in forbidden)
+                raise ServerRefused(
+                    f"Kafka: this harvester lacks the right {missing} on the topic {topic}; {_HOW_TO_ALLOW}"
+                )
 
     def writable(self, topics: Collection[str]) -> set[str]:
         """Those of `topics` that we may write to, or of which Kafka does not say."""
-        asked = self.client.describe_topics(
+        return {topic for topic, answer in self._rights(topics).items() if _may_be_written(answer)}
+
+    def _rights(self, topics: Collection[str]) -> Mapping[str, Future[Any]]:
+        """Request what we may do with the topics."""
+        return self.client.describe_topics(
             TopicCollection(sorted(topics)),
             include_authorized_operations=True,
             request_timeout=REQUEST_TIMEOUT_SECONDS,
         )
-        return {topic for topic, answer in asked.items() if _may_be_written(answer)}
 
     def keep_progress(self, names: KafkaNames) -> str | None:
         """Set the progress topic's `cleanup.policy` to `compact` where it is another, so that its records never expire.

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from outbox_plugin.adapters.kafka_clients import (
+    FORBIDDEN_TOPIC,
     UNKNOWN_TOPIC,
     connection_error,
     content,
@@ -38,6 +39,26 @@ RECEIVE_SECONDS = 0.5  # How long records are received in one go. Some may come 
 SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
+class _Refusals:
+    """Logs why Kafka refuses heartbeats, once. The status cannot say so, since it reads heartbeats."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._logged: str | None = None
+
+    def note(self, error: KafkaError | None) -> None:
+        """Take in a refusal; None says that a heartbeat went through."""
+        reason = error.str() if error is not None else None
+        if reason is not None and reason != self._logged:
+            logger.warning("heartbeats %s, and a harvester cannot lead without them: %s", self._what, reason)
+        self._logged = reason
+
+    def on_delivery(self, error: KafkaError | None, _: Message) -> None:
+        """Take in what became of a heartbeat. The client's own errors say that Kafka is away, which passes."""
+        if error is None or (error.code() > 0 and error.code() not in UNKNOWN_TOPIC):
+            self.note(error)
+
+
 class KafkaMembership:
     """`Membership` on two consumers and a producer. Only `send` may be called by two threads at once."""
 
@@ -60,6 +81,8 @@ class KafkaMembership:
         self._codec = HeartbeatCodec(names.leader_topic, signer, instance)
         self._unsigned: LeaderHeartbeat | None = None
         self._warned = False
+        self._reading = _Refusals(f"may not be read from the topic {names.leader_topic}")
+        self._writing = _Refusals(f"cannot be written to the topic {names.leader_topic}")
         self._has_left = False
         self._owned: set[int] = set()
         self._sender_lock = threading.Lock()
@@ -145,13 +168,17 @@ class KafkaMembership:
         deadline = time.monotonic() + wait_seconds + RECEIVE_SECONDS
         while (message := self._listener.poll(wait_seconds)) is not None:
             wait_seconds = 0
-            if message.error() is None and (heartbeat := self._take(message)) is not None:
+            if (error := message.error()) is not None:
+                if error.code() in FORBIDDEN_TOPIC:
+                    self._reading.note(error)
+            elif (heartbeat := self._take(message)) is not None:
                 yield heartbeat
             if time.monotonic() > deadline:
                 break
 
     def _take(self, message: Message) -> LeaderHeartbeat | None:
         """The heartbeat that a record is; None unless it is new, one of this outbox, and sent after we connected."""
+        self._reading.note(None)
         record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
         heartbeat = self._codec.decode(record)
         is_new = self._codec.is_new(record, heartbeat)
@@ -218,7 +245,14 @@ class KafkaMembership:
 
     def _produce(self, heartbeat: LeaderHeartbeat) -> None:
         key, value, headers = self._codec.encode(heartbeat)
-        self._sender.produce(self._topic, key=key, value=value, partition=heartbeat.shard, headers=list(headers))
+        self._sender.produce(
+            self._topic,
+            key=key,
+            value=value,
+            partition=heartbeat.shard,
+            headers=list(headers),
+            on_delivery=self._writing.on_delivery,
+        )
 
     def leave(self, timeout_seconds: float) -> None:
         """Send what is to be sent, leave the group at once, and close. Safe to call twice."""
