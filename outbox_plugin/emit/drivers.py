@@ -429,7 +429,7 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
     dialect = connection.dialect
     if dialect.name != "postgresql":
         raise WrongConnection(f"the outbox is in Postgres, and this connection is to {dialect.name}")
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+    if _commits_by_itself(connection):
         raise WrongConnection("the connection is in autocommit mode: emit on one that has a transaction")
     parts = _parts_of(rows)
 
@@ -441,6 +441,21 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
     with target.begin_nested() if _need_savepoint(parts) else nullcontext(), _closing_if_it_fails(rows):
         _connection_of(target)  # A session sends its savepoint only when it is asked for its connection.
         _run(insert.statements(parts), execute)
+
+
+def _commits_by_itself(connection: Any) -> bool:
+    """Whether SQLAlchemy's connection commits each statement.
+
+    The execution options do not say so where the engine was made with that isolation level. A connection of psycopg's
+    that somebody lends to SQLAlchemy may be in autocommit mode, and in a transaction of its lender.
+    """
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return True
+    pooled = connection.connection
+    if not pooled.dbapi_connection.autocommit:
+        return False
+    pgconn = getattr(pooled.driver_connection, "pgconn", None)
+    return pgconn is None or bool(pgconn.transaction_status == TransactionStatus.IDLE)
 
 
 def _connection_of(target: Any) -> Any:

@@ -22,7 +22,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from django.db import connections
 from google.type.money_pb2 import Money
 from pydantic import BaseModel, Field
-from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
 from outbox_plugin.emit.drivers import ROWS_AT_A_TIME
@@ -211,6 +212,11 @@ def test_a_connection_without_a_transaction_of_the_callers_is_refused(settings: 
     ):
         outbox.emit(alone, event("1"))
     engine.dispose()
+    engine = sqlalchemy.create_engine(url(dsn, "psycopg"), isolation_level="AUTOCOMMIT")
+    for target in (engine.connect(), Session(engine)):
+        with target, pytest.raises(WrongConnection, match="autocommit"):
+            outbox.emit(target, event("1"))
+    engine.dispose()
     connection_of_django = connections[django_alias(dsn)]
     with pytest.raises(WrongConnection, match=r"transaction\.atomic"):
         outbox.emit(connection_of_django, event("1"))
@@ -218,6 +224,49 @@ def test_a_connection_without_a_transaction_of_the_callers_is_refused(settings: 
     with pytest.raises(WrongConnection, match="SELECT outbox_emit"):
         outbox.emit(object(), event("1"))  # type: ignore[call-overload]
     assert values(settings) == ["in a transaction"]
+
+
+class Lent:
+    """A connection of psycopg's whose transaction its borrower cannot end, as an inbox's handler may lend its own."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def commit(self) -> None:
+        pass
+
+    rollback = close = commit
+
+
+def test_a_connection_that_is_lent_to_sqlalchemy_in_its_lenders_transaction_is_taken(settings: Settings) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        engine = sqlalchemy.create_engine(
+            "postgresql+psycopg://", creator=lambda: Lent(connection), use_native_hstore=False
+        )
+        with connection.transaction(force_rollback=True), Session(engine) as session:
+            Outbox().emit(session, event("undone"))
+            session.commit()
+        with connection.transaction(), Session(engine) as session:
+            Outbox().emit(session, event("1"))
+        with Session(engine) as session, pytest.raises(WrongConnection, match="autocommit"):
+            Outbox().emit(session, event("2"))
+    assert values(settings) == ["1"]
+
+
+@pytest.mark.parametrize("name", ["psycopg", "asyncpg"])
+def test_an_async_engine_in_autocommit_mode_is_refused(settings: Settings, name: str) -> None:
+    async def scenario() -> None:
+        engine = create_async_engine(url(settings.dsn.get_secret_value(), name), isolation_level="AUTOCOMMIT")
+        async with AsyncSession(engine) as session:
+            with pytest.raises(WrongConnection, match="autocommit"):
+                await Outbox().emit(session, event("1"))
+        await engine.dispose()
+
+    asyncio.run(scenario())
+    assert values(settings) == []
 
 
 def test_an_async_session_that_is_another_for_each_task_is_to_be_called() -> None:
