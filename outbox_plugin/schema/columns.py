@@ -19,8 +19,10 @@ def check_columns(connection: psycopg.Connection[tuple[Any, ...]], table: str, c
         called: the name by which the user knows it.
 
     Raises:
-        SchemaMissing: it lacks a column, or has one of another type.
+        SchemaMissing: it lacks a column, has one of another type, or is neither a table nor a view.
     """
+    for (kind,) in connection.execute(statement("identity", "no_table", table)):
+        raise SchemaMissing(f"{called!r} is {kind}; an outbox is a table, or a view of one")
     if missing := [column for (column,) in connection.execute(statement("identity", "columns", table))]:
         raise SchemaMissing(f"the table {called!r} lacks the column(s) {', '.join(missing)}")
     for column, kind, expected in connection.execute(statement("identity", "columns_of_another_type", table)):

@@ -29,6 +29,13 @@ def table(**others: str) -> str:
     return f"CREATE TABLE given ({', '.join(f'{name} {kind}' for name, kind in {**COLUMNS, **others}.items())})"
 
 
+FOREIGN_TABLE = (
+    "CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER there FOREIGN DATA WRAPPER elsewhere; "
+    + table(id="BIGINT").replace("CREATE TABLE", "CREATE FOREIGN TABLE")
+    + " SERVER there"
+)
+
+
 def described(connection: psycopg.Connection[tuple[object, ...]]) -> list[tuple[object, ...]]:
     """All columns and triggers of the database's own tables."""
     return connection.execute(
@@ -43,7 +50,16 @@ def described(connection: psycopg.Connection[tuple[object, ...]]) -> list[tuple[
     ("made", "reason"),
     [
         ("CREATE TABLE given (id BIGSERIAL PRIMARY KEY, name TEXT)", "the table 'given' lacks the column(s) "),
-        ("CREATE MATERIALIZED VIEW given AS SELECT 1 AS id", "the table 'given' lacks the column(s) "),
+        (
+            "CREATE MATERIALIZED VIEW given AS SELECT 1 AS id",
+            "'given' is a materialized view; an outbox is a table, or ",
+        ),
+        (
+            f"{table()}; ALTER TABLE given RENAME TO rows; CREATE MATERIALIZED VIEW given AS SELECT * FROM rows",
+            "'given' is a materialized view; an outbox is a table, or a view of one",
+        ),
+        (FOREIGN_TABLE, "'given' is a foreign table; an outbox is a table, or a view of one"),
+        ("CREATE SEQUENCE given", "'given' is a sequence; an outbox is a table, or a view of one"),
         (table(id="UUID PRIMARY KEY"), "the column id of 'given' is a uuid; a harvester expects a BIGINT"),
         (table(id="NUMERIC PRIMARY KEY"), "the column id of 'given' is a numeric; a harvester expects a BIGINT"),
         (table(kafka_topic="INT"), "the column kafka_topic of 'given' is a integer; a harvester expects a TEXT"),

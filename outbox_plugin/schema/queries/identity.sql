@@ -51,6 +51,13 @@ SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
 -- may be unsigned.
 SELECT term, recorded, unsigned FROM {outbox_identity} WHERE table_name = %(table)s
 
+-- name: no_table
+-- What is there by the outbox's name, if it is neither a table nor a view.
+SELECT CASE WHEN relkind = 'm' THEN 'a materialized view' WHEN relkind = 'f' THEN 'a foreign table'
+            WHEN relkind = 'S' THEN 'a sequence' WHEN relkind = 'c' THEN 'a type' ELSE 'an index' END
+FROM pg_class
+WHERE oid = to_regclass({quoted_outbox}) AND relkind <> 'r' AND relkind <> 'p' AND relkind <> 'v'
+
 -- name: columns
 -- The columns that a harvester needs and the table lacks. Every table has `xmin`; a view has it only if its query selects it.
 SELECT needed FROM unnest(ARRAY['id', 'create_time', 'kafka_topic', 'kafka_key', 'kafka_value', 'kafka_header_keys',
