@@ -452,7 +452,7 @@ def _commits_by_itself(connection: Any) -> bool:
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     pooled = connection.connection
-    if not pooled.dbapi_connection.autocommit:
+    if not getattr(pooled.dbapi_connection, "autocommit", False):  # Some drivers have no such mode.
         return False
     pgconn = getattr(pooled.driver_connection, "pgconn", None)
     return pgconn is None or bool(pgconn.transaction_status == TransactionStatus.IDLE)
