@@ -4,25 +4,44 @@
     2. Tasks stage their rows (`staging`), each under an attempt id of its own.
     3. `publish.accepted`: only the rows of the attempts that Spark accepted count.
     4. `record_and_publish`: one transaction records the job, or the batch of a stream, and publishes its rows.
+    5. `commit_once`: if the connection is lost before the answer to the commit, the transaction is tried once more.
 
 The record makes a commit happen once: a second commit with the same id finds the record and publishes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
 
 from outbox_plugin.core.job_id import former_job_ids
+from outbox_plugin.errors import OutboxError
+from outbox_plugin.printable import one_line
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
+from outbox_plugin.spark.staging import RESTART_SECONDS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class CommitUnknown(OutboxError):
+    """Postgres was lost during a commit and did not come back: rows and events were written together, or not at all."""
+
+
+class Outcome(Enum):
+    """What a transaction of a commit has done."""
+
+    PUBLISHED = auto()
+    RECORDED_BEFORE = auto()  # By an earlier commit of the same job or batch.
+    DECLINED = auto()  # By the condition of the write.
 
 
 @dataclass(frozen=True)
@@ -95,31 +114,98 @@ def record_and_publish(
     record: CommitRecord,
     write: StagedWrite,
     condition: Callable[[Connection], bool] | None = None,
-) -> bool:
-    """Record a commit and publish its rows, in the caller's transaction.
-
-    Returns False, and publishes nothing, if the commit was recorded before.
+) -> Outcome:
+    """Record a commit and publish its rows, in the transaction of `commit_once`.
 
     Args:
-        connection: in a transaction, which the caller commits.
+        connection: in the transaction.
         outbox: the outbox's name, with its schema.
         record: of the commit.
         write: the staged rows.
-        condition: runs first. If it returns False, nothing is recorded or published, and the result is False.
+        condition: runs before the rows are published. If it returns False, nothing is recorded or published.
 
     Raises:
         StagingLost: not all of the staged rows are there any more.
         RowsDropped: a table did not take all of the rows.
     """
-    if condition and not condition(connection):
-        return False
     parameters = {**record.parameters, "events": write.events.rows if write.events else 0}
     recorded = connection.execute(statement("staging", record.statement, outbox), parameters).fetchall()
     if not recorded:
-        return False
+        return Outcome.RECORDED_BEFORE
+    if condition and not condition(connection):
+        return Outcome.DECLINED
     [(events_before,)] = recorded
     if write.rows:
         publish_rows(connection, write.rows, write.replaced, write.on_conflict)
     if write.events:
         publish_events(connection, write.events, record.job_id, events_before)
-    return True
+    return Outcome.PUBLISHED
+
+
+def commit_once(
+    connection: Connection,
+    connect_again: Callable[[], Connection],
+    publish: Callable[[Connection], Outcome],
+    run_again: str,
+) -> Outcome:
+    """Run `publish` in a transaction, which is rolled back unless `publish` returns `PUBLISHED`.
+
+    A lost connection does not tell whether its transaction was committed. So `publish` runs once more on a new one: it
+    finds the record of the commit, or waits until the server has ended the lost transaction and publishes what that did
+    not.
+
+    Args:
+        connection: outside a transaction.
+        connect_again: makes the new connection.
+        publish: records the commit and publishes its rows.
+        run_again: tells the user how to run the same job again.
+
+    Raises:
+        CommitUnknown: the connection was lost during the commit, and Postgres did not come back.
+    """
+    outcomes: list[Outcome] = []
+
+    def attempt(connection: Connection) -> Outcome:
+        with connection.transaction() as transaction:
+            outcomes.append(publish(connection))
+            if outcomes[-1] is not Outcome.PUBLISHED:
+                raise psycopg.Rollback(transaction)
+        return outcomes[-1]
+
+    try:
+        return attempt(connection)
+    except psycopg.Error:
+        if not connection.closed:
+            raise
+    was_committing = bool(outcomes)
+    try:
+        with _patiently(connect_again) as new:
+            outcome = attempt(new)
+    except psycopg.OperationalError as error:
+        if not was_committing:
+            raise
+        raise CommitUnknown(
+            f"Postgres was lost during the commit, and did not come back ({one_line(error)}): rows and events were "
+            f"written together, or not at all: {run_again}, which writes them if they are not there"
+        ) from None
+    return Outcome.PUBLISHED if was_committing and outcome is Outcome.RECORDED_BEFORE else outcome
+
+
+def _patiently(connect: Callable[[], Connection]) -> Connection:
+    """Connect, and wait if Postgres is restarting, as the tasks do."""
+    deadline = time.monotonic() + RESTART_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(psycopg.OperationalError):
+            return connect()
+        time.sleep(0.5)
+    return connect()
+
+
+@contextmanager
+def left_to_later_jobs() -> Iterator[None]:
+    """For removing staging tables after the commit: what Postgres refuses now, a later job removes.
+
+    The rows are committed, so the job must not fail any more.
+    """
+    with suppress(psycopg.Error):
+        yield

@@ -36,10 +36,13 @@ from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row
 from outbox_plugin.spark.job_commit import (
     CommitRecord,
     Connection,
+    Outcome,
     StagedWrite,
     batch_record,
+    commit_once,
     is_committed,
     job_record,
+    left_to_later_jobs,
     record_and_publish,
     watch_client,
 )
@@ -94,6 +97,8 @@ class _Sink:
     def publish(
         self,
         staged: Staged,
+        job_id: str,
+        run_again: str,
         record_of: Callable[[Connection], CommitRecord],
         check_repeat: Callable[[Connection, CommitRecord], None] | None = None,
     ) -> None:
@@ -101,22 +106,30 @@ class _Sink:
 
         Args:
             staged: the events, each with its business row where there is a business table.
+            job_id: of the job or the stream.
+            run_again: tells the user how to run it again.
             record_of: makes the commit's record, in the transaction of the commit.
             check_repeat: called if the commit was recorded before.
         """
+
+        def publish(connection: Connection) -> Outcome:
+            watch_client(connection, self.outbox)
+            record = record_of(connection)
+            write = StagedWrite(staged if self.options.business_table else None, staged)
+            outcome = record_and_publish(connection, self.outbox, record, write)
+            if outcome is Outcome.RECORDED_BEFORE and check_repeat:
+                check_repeat(connection, record)
+            staged.table.end_lease(connection)
+            return outcome
+
         with self.connection() as connection:
-            with connection.transaction():
-                watch_client(connection, self.outbox)
-                record = record_of(connection)
-                write = StagedWrite(staged if self.options.business_table else None, staged)
-                if not record_and_publish(connection, self.outbox, record, write) and check_repeat:
-                    check_repeat(connection, record)
-                staged.table.end_lease(connection)
-            staged.table.drop(connection)
-            drop_orphans(connection, self.outbox, record.job_id)
+            commit_once(connection, partial(_connected, self.settings), publish, run_again)
+            with left_to_later_jobs():
+                staged.table.drop(connection)
+                drop_orphans(connection, self.outbox, job_id)
 
     def drop(self, table: StagingTable) -> None:
-        with self.connection() as connection:
+        with self.connection() as connection, left_to_later_jobs():
             table.drop(connection)
 
 
@@ -143,10 +156,12 @@ class OutboxWriter(DataSourceArrowWriter):
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             InvalidRow: a business row would be refused by Postgres; nothing is written.
             StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
+            CommitUnknown: Postgres was lost during the commit, and did not come back.
         """
         if not self._again:
             staged = accepted(self._table, [message.attempt for message in _own(messages) if message.attempt])
-            self._sink.publish(staged, lambda _: self._record)
+            job_id = self._record.job_id
+            self._sink.publish(staged, job_id, f"run the job again with the jobId {job_id!r}", lambda _: self._record)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Remove the staging table."""
@@ -174,13 +189,15 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             StagingLost: Postgres crashed meanwhile.
+            CommitUnknown: Postgres was lost during the commit, and did not come back.
             CheckpointTooOld: a later batch of the query, or this one with other events, has been published; nothing is
                 written.
         """
         own = _own(messages)
         for table, query_id in {(message.table, message.query_id) for message in own if message.table}:
             staged = accepted(table, [message.attempt for message in own if message.attempt])
-            self._sink.publish(staged, partial(self._record, staged, query_id, batchId), self._check_repeat)
+            record_of = partial(self._record, staged, query_id, batchId)
+            self._sink.publish(staged, query_id, "start the stream again", record_of, self._check_repeat)
 
     @staticmethod
     def _record(staged: Staged, query_id: str, batch_id: int, connection: Connection) -> CommitRecord:
@@ -263,6 +280,11 @@ class OutboxDataSource(DataSource):
 
 @contextmanager
 def _connection(settings: Settings) -> Iterator[Connection]:
-    with errors_as_refusals(settings), connect_patiently(settings, purpose=COMMIT_PURPOSE) as connection:
-        connection.isolation_level = ISOLATION
+    with errors_as_refusals(settings), _connected(settings) as connection:
         yield connection
+
+
+def _connected(settings: Settings) -> Connection:
+    connection = connect_patiently(settings, purpose=COMMIT_PURPOSE)
+    connection.isolation_level = ISOLATION
+    return connection

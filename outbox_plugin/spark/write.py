@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import psycopg
@@ -24,9 +25,12 @@ from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
 from outbox_plugin.spark.evaluate_once import evaluated_once
 from outbox_plugin.spark.job_commit import (
     Connection,
+    Outcome,
     StagedWrite,
+    commit_once,
     is_committed,
     job_record,
+    left_to_later_jobs,
     record_and_publish,
     watch_client,
 )
@@ -162,7 +166,8 @@ class OutboxWrite:
     def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
         """Write only if `claim` returns True. It is called first in the transaction of the write, and may write itself.
 
-        If it returns False, nothing is written, and `again` is True in the result of `commit`.
+        If it returns False, nothing is written, not by `claim` either, and `again` is True in the result of `commit`.
+        It is called once more if Postgres was lost before the commit, and what it wrote was rolled back.
         `outbox_plugin.consuming.spark` uses it to move a consumer's position in the transaction of the effects.
 
         Raises:
@@ -185,19 +190,34 @@ class OutboxWrite:
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
             RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
             StagingLost: staged rows are gone, as after a crash of Postgres; nothing has been written.
+            CommitUnknown: Postgres was lost during the commit, and did not come back; the message says what to do.
             EvaluationLost: an executor that held data of both rows and events is lost; nothing has been written.
             ServerRefused, SchemaMissing: Postgres refuses us, or the outbox's tables are missing.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
         """
         if not (self._business or self._events):
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
-        with errors_as_refusals(self._settings), connect_patiently(self._settings, purpose=PURPOSE) as connection:
-            connection.isolation_level = ISOLATION
+        with errors_as_refusals(self._settings), self._connected() as connection:
             outbox = with_schema(connection, self._settings.table)
             if is_committed(connection, outbox, self._record):
                 return JobCommitted(self._job_id, 0, 0, again=True)
-            with self._stage_all(connection, outbox) as (business, events), connection.transaction():
-                return self._publish(connection, outbox, business, events)
+            with self._stage_all(connection, outbox) as (business, events):
+                publish = partial(self._publish, outbox, business, events)
+                run_again = f"run the job again with the job id {self._job_id!r}"
+                outcome = commit_once(connection, self._connected, publish, run_again)
+        if outcome is not Outcome.PUBLISHED:
+            return JobCommitted(self._job_id, 0, 0, again=True)
+        return JobCommitted(
+            self._job_id,
+            events=events.rows if events else 0,
+            rows=business.rows if business else 0,
+            set_aside=events.dead_letters if events else 0,
+        )
+
+    def _connected(self) -> Connection:
+        connection = connect_patiently(self._settings, purpose=PURPOSE)
+        connection.isolation_level = ISOLATION
+        return connection
 
     @contextmanager
     def _stage_all(self, connection: Connection, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
@@ -223,8 +243,8 @@ class OutboxWrite:
                     events = stage(emitted, form, None, dead_letter=dead_letter)
             yield business, events
         finally:
-            for table in tables:
-                if not connection.closed:
+            with left_to_later_jobs():
+                for table in tables:
                     table.drop(connection)
 
     @contextmanager
@@ -238,17 +258,11 @@ class OutboxWrite:
         with evaluated_once(rows, events) as both:
             yield both
 
-    def _publish(
-        self, connection: Connection, outbox: str, business: Staged | None, events: Staged | None
-    ) -> JobCommitted:
-        emitted = events.rows if events else 0
+    def _publish(self, outbox: str, business: Staged | None, events: Staged | None, connection: Connection) -> Outcome:
         watch_client(connection, outbox)
         replaced, on_conflict = self._business[2:] if self._business else (None, None)
         write = StagedWrite(business, events, replaced, on_conflict)
-        if not record_and_publish(connection, outbox, self._record, write, self._condition):
-            return JobCommitted(self._job_id, 0, 0, again=True)
-        rows, dead_letters = business.rows if business else 0, events.dead_letters if events else 0
-        return JobCommitted(self._job_id, emitted, rows, set_aside=dead_letters)
+        return record_and_publish(connection, outbox, self._record, write, self._condition)
 
 
 @dataclass(frozen=True)

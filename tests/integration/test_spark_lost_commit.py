@@ -1,0 +1,105 @@
+"""A job whose connection is lost during its commit ends as its commit did: rows are there once, and it knows so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import DataFrame, SparkSession
+
+from outbox_plugin import Settings
+from outbox_plugin.bench.proxy import Proxy
+from outbox_plugin.schema.migrate import migrate
+from outbox_plugin.spark import OutboxWrite
+from tests.postgres_sessions import sessions_waiting_for_a_lock
+from tests.spark_support import count, events_of, numbers, outbox_rows
+from tests.support import eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+ROWS = 50
+COMMITS_WAIT = """
+    CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON outbox_job DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION wait()
+"""
+NOTHING_IS_DROPPED = """
+    CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no table is dropped'; END $$;
+    CREATE EVENT TRIGGER refuses ON sql_drop WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION refuse()
+"""
+
+
+@pytest.fixture
+def settings(dsn: str) -> Settings:
+    settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
+    migrate(settings)
+    return settings
+
+
+@pytest.fixture
+def proxy(dsn: str) -> Iterator[Proxy]:
+    with Proxy(int(str(conninfo_to_dict(dsn)["port"]))) as proxy:
+        yield proxy
+
+
+def save(settings: Settings, events: DataFrame) -> None:
+    options = {"dsn": settings.dsn.get_secret_value(), "topic": "t"}
+    events.write.format("outbox").options(**options).mode("append").save()
+
+
+def write(settings: Settings, events: DataFrame) -> None:
+    written = OutboxWrite(settings).events(events, topic="t").commit()
+    assert (written.events, written.again) == (ROWS, False)
+
+
+def lose_the_answer(settings: Settings, proxy: Proxy, holder: psycopg.Connection) -> None:
+    proxy.discard("to client")
+    holder.rollback()
+    eventually(lambda: count(settings, "outbox"), 20)
+    proxy.restore()
+
+
+def end_the_session(settings: Settings, proxy: Proxy, holder: psycopg.Connection) -> None:
+    holder.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    holder.rollback()
+
+
+@pytest.mark.parametrize("lose", [lose_the_answer, end_the_session])
+@pytest.mark.parametrize("job", [save, write])
+def test_a_connection_that_is_lost_during_the_commit(
+    spark: SparkSession,
+    settings: Settings,
+    proxy: Proxy,
+    job: Callable[[Settings, DataFrame], None],
+    lose: Callable[[Settings, Proxy, psycopg.Connection], None],
+) -> None:
+    direct = settings.dsn.get_secret_value()
+    through = direct.replace(f":{conninfo_to_dict(direct)['port']}/", f":{proxy.port}/")
+    events = events_of(numbers(spark, ROWS, 1))
+    with psycopg.connect(direct) as holder, ThreadPoolExecutor() as pool:
+        holder.execute(COMMITS_WAIT.encode())
+        holder.commit()
+        holder.execute("SELECT pg_advisory_xact_lock(7)")
+
+        def lose_it() -> None:
+            eventually(lambda: sessions_waiting_for_a_lock(settings), 30)
+            lose(settings, proxy, holder)
+
+        losing = pool.submit(lose_it)
+        job(Settings(dsn=through, bootstrap_servers="127.0.0.1:1"), events)
+        losing.result()
+    assert [texts[-1] for *_, texts in outbox_rows(settings)] == [str(n + 1) for n in range(ROWS)]
+
+
+@pytest.mark.parametrize("job", [save, write])
+def test_a_staging_table_that_cannot_be_dropped_fails_no_job_that_has_committed(
+    spark: SparkSession, settings: Settings, job: Callable[[Settings, DataFrame], None]
+) -> None:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(NOTHING_IS_DROPPED.encode())
+    job(settings, events_of(numbers(spark, ROWS, 1)))
+    assert count(settings, "outbox") == ROWS
