@@ -61,6 +61,8 @@ def are_bytes(kind: DataType) -> bool:
 
 def ordered_as(kind: DataType) -> str | None:
     """An SQL value whose Postgres type sorts as Spark sorts `kind`; None if Postgres has no such type."""
+    if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():  # Postgres may lack the collation.
+        return None
     return next((example for known, example in _ORDERED if isinstance(kind, known)), None)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from outbox_plugin.spark.columns import Converted, event_form, row_form
+from outbox_plugin.spark.columns import Converted, EventColumnWrong, event_form, row_form
 from outbox_plugin.spark.copy_format import csv_rows
 from outbox_plugin.spark.row_problems import TableLimits
 
@@ -110,3 +110,10 @@ def test_an_instant_is_copied_as_what_it_is_whatever_the_sessions_time_zone(zone
     instants: list[Any] = [datetime(2020, 1, 2, 3, 4, 5, 6, UTC), None]
     copied = bytes(csv_rows(uuid.uuid4(), [pa.array(instants, pa.timestamp("us", zone))])).decode()
     assert [line.partition(",")[2] for line in copied.splitlines()] == ['"2020-01-02 03:04:05.000006Z"', ""]
+
+
+def test_events_are_not_sorted_by_a_collation_that_postgres_may_lack() -> None:
+    fields = [StructField("key", StringType()), StructField("value", StringType())]
+    schema = StructType([*fields, StructField("name", StringType("UNICODE_CI"))])
+    with pytest.raises(EventColumnWrong, match="'name' is string collate UNICODE_CI: events cannot be sorted by that"):
+        event_form(schema, "t", ["name"])
