@@ -78,7 +78,8 @@ class OutboxWrite:
     def __init__(self, settings: Settings, job_id: str | None = None) -> None:
         """`job_id` makes the job repeatable: run again under the same id after a commit, it writes nothing.
 
-        Ids are compared within one outbox: jobs of another outbox may have the same id.
+        Ids are compared within one outbox. Jobs of several outboxes that emit to one topic need different ids: inboxes
+        and checks take two events for the same if they have the same place in a job of the same id.
 
         Raises:
             InvalidSetting: `job_id` is empty, has more than 1,000 characters, or a NUL.
