@@ -23,7 +23,7 @@ from outbox_plugin.embedded.java import spark_java_home
 from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
-from outbox_plugin.spark.session import spark_session
+from outbox_plugin.spark.session import jvm_is_dead, spark_session
 
 
 class SparkResource(ConfigurableResource["SparkResource"]):
@@ -45,11 +45,13 @@ class SparkResource(ConfigurableResource["SparkResource"]):
 
     @property
     def session(self) -> SparkSession:
-        """The step's session; it knows the format "outbox".
+        """The step's session; it knows the format "outbox". A retry in the same process gets a new one if its JVM died.
 
         Raises:
             ServerFailed: there is no Java.
         """
+        if self._session is not None and jvm_is_dead():
+            self._end()
         if self._session is None:
             java = str(spark_java_home()) if self.master.startswith("local") else None
             self._session = self._opened.enter_context(spark_session(self.master, conf=self.conf, java_home=java))
@@ -57,6 +59,9 @@ class SparkResource(ConfigurableResource["SparkResource"]):
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002
         """End the session, after the step's outputs are stored."""
+        self._end()
+
+    def _end(self) -> None:
         self._session = None
         self._opened.close()
 

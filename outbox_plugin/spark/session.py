@@ -6,8 +6,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -60,8 +61,22 @@ def spark_session(
             register(session)
             yield session
         finally:
-            session.stop()
+            _stop(session)
             _end_jvm()
+
+
+def jvm_is_dead() -> bool:
+    """Whether the JVM of this process's session has ended, as where the machine ran out of memory."""
+    gateway = SparkContext._gateway
+    return gateway is not None and gateway.proc is not None and gateway.proc.poll() is not None
+
+
+def _stop(session: SparkSession) -> None:
+    """Stop a session, also one whose JVM is dead. PySpark would keep that, and offer it for ever."""
+    for part in (session, session.sparkContext):
+        with suppress(Py4JError, OSError):
+            part.stop()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def _end_jvm() -> None:

@@ -12,6 +12,7 @@ from dagster import (
     Definitions,
     EnvVar,
     JobDefinition,
+    RetryPolicy,
     asset,
     define_asset_job,
     execute_job,
@@ -19,6 +20,7 @@ from dagster import (
     multiprocess_executor,
     reconstructable,
 )
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from outbox_plugin import Settings
@@ -96,6 +98,30 @@ def test_a_step_that_is_run_again_in_its_run_emits_nothing_again(dsn: str) -> No
     for _ in range(2):
         assert job.execute_in_process(run_id="b6b3a1f0-0000-4000-8000-000000000000").success
     assert count(settings, "outbox") == ROWS
+
+
+@pytest.mark.slow
+def test_a_step_whose_jvm_dies_is_tried_again_with_a_new_session(dsn: str) -> None:
+    settings = Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1")
+    migrate(settings)
+    attempts = []
+
+    @asset(
+        io_manager_key="outbox_io", metadata={"outbox": {"topic": "orders"}}, retry_policy=RetryPolicy(max_retries=1)
+    )
+    def dying(spark: SparkResource) -> DataFrame:
+        attempts.append(_events(spark, "order"))
+        if len(attempts) == 1:
+            gateway = SparkContext._gateway
+            assert gateway is not None
+            gateway.proc.kill()
+            gateway.proc.wait()
+        return attempts[-1]
+
+    outbox = OutboxResource(dsn=dsn, bootstrap_servers="127.0.0.1:1")
+    resources = {"spark": SparkResource(), "outbox_io": OutboxIOManager(outbox=outbox)}
+    assert materialize([dying], resources=resources).success
+    assert (len(attempts), count(settings, "outbox")) == (2, ROWS)
 
 
 def test_an_asset_that_returns_something_else_is_told_so(dsn: str) -> None:
