@@ -5,6 +5,7 @@ This runs in Spark's Python workers, which import the module themselves.
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ RESTART_SECONDS = 30.0
 # Set whatever the role's default is: at a stricter level, tasks that renew the same lease fail to serialize.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
 MAX_COLUMNS = 1_600  # Of a table in Postgres.
+_BUSINESS_COLUMN = re.compile(r"\brow_(\d+)\b(.*)")  # Where COPY has stopped: its name (`row_column`), and the value.
 PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
 
@@ -179,31 +181,55 @@ class StageTask:
         """
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        first = partition << PARTITION_BITS
-        attempt, rows, dead_letters = uuid.uuid4(), 0, 0
+        attempt = uuid.uuid4()
         with closing(_connected(self.dsn)) as connection:
             limits = self._prepare(connection)
-            with connection.transaction(), connection.cursor() as cursor:
-                binary = self.table.form.binary
-                with cursor.copy(self._copy_statement()) as copy:
-                    copy.write(BINARY_START if binary else b"")
-                    for batch in batches:
-                        if not batch.num_rows:
-                            continue
-                        converted = self.table.form.convert(batch, limits)
-                        if converted.refused:
-                            return Attempt(attempt.hex, partition, 0, refused=converted.refused)
-                        if converted.bad and not self.dead_letter:
-                            return Attempt(attempt.hex, partition, 0, 0, converted.bad[min(converted.bad)])
-                        ordinals = pa.array(np.arange(first + rows, first + rows + batch.num_rows))
-                        columns = [ordinals, *converted.columns]
-                        copy.write(binary_rows(attempt, columns) if binary else csv_rows(attempt, columns))
-                        rows += batch.num_rows
-                        dead_letters += len(converted.bad)
-                    copy.write(BINARY_END if binary else b"")
-                if self.leased_for:
-                    self.table.lease(connection)
+            try:
+                return self._copied(batches, connection, limits, partition, attempt)
+            except (psycopg.DataError, psycopg.IntegrityError) as error:
+                if (refused := self._refused(error)) is None:
+                    raise
+                return Attempt(attempt.hex, partition, 0, refused=refused)
+
+    def _copied(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        connection: psycopg.Connection[tuple[Any, ...]],
+        limits: TableLimits,
+        partition: int,
+        attempt: uuid.UUID,
+    ) -> Attempt:
+        first = partition << PARTITION_BITS
+        rows, dead_letters = 0, 0
+        binary = self.table.form.binary
+        with connection.transaction(), connection.cursor() as cursor:
+            with cursor.copy(self._copy_statement()) as copy:
+                copy.write(BINARY_START if binary else b"")
+                for batch in batches:
+                    if not batch.num_rows:
+                        continue
+                    converted = self.table.form.convert(batch, limits)
+                    if converted.refused:
+                        return Attempt(attempt.hex, partition, 0, refused=converted.refused)
+                    if converted.bad and not self.dead_letter:
+                        return Attempt(attempt.hex, partition, 0, 0, converted.bad[min(converted.bad)])
+                    ordinals = pa.array(np.arange(first + rows, first + rows + batch.num_rows))
+                    columns = [ordinals, *converted.columns]
+                    copy.write(binary_rows(attempt, columns) if binary else csv_rows(attempt, columns))
+                    rows += batch.num_rows
+                    dead_letters += len(converted.bad)
+                copy.write(BINARY_END if binary else b"")
+            if self.leased_for:
+                self.table.lease(connection)
         return Attempt(attempt.hex, partition, rows - dead_letters, dead_letters)
+
+    def _refused(self, error: psycopg.Error) -> RowProblem | None:
+        """The business column that Postgres has refused, as one that is too long; None if it is another column."""
+        where = _BUSINESS_COLUMN.search(error.diag.context or "")
+        if where is None:
+            return None
+        number, value = where.groups()
+        return RowProblem(self.table.form.business[int(number)], f"{error.diag.message_primary}{value}")
 
     def _prepare(self, connection: psycopg.Connection[tuple[Any, ...]]) -> TableLimits:
         if self.leased_for:

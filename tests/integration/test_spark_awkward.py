@@ -68,6 +68,33 @@ def test_so_it_is_in_a_business_row(spark: SparkSession, settings: Settings, wro
     assert (count(settings, "business"), count(settings, "outbox")) == (0, 0)
 
 
+REFUSED = {
+    "too long": ("'xyz'", 'value too long for type character varying\\(2\\): "xyz"'),
+    "of no enum": ("'no'", 'invalid input value for enum mood: "no"'),
+    "too large": ("cast(12345.6 AS decimal(9, 2))", "numeric field overflow"),
+    "against a domain": ("-5", "violates check constraint"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_value_that_the_business_tables_type_refuses_is_named_in_one_line(
+    spark: SparkSession, settings: Settings, what: str
+) -> None:
+    """Without another attempt of the task, which would come to the same."""
+    execute(settings, "CREATE TYPE mood AS ENUM ('ok')")
+    execute(settings, "CREATE DOMAIN positive AS int CHECK (value > 0)")
+    kinds = dict(zip(REFUSED, ("varchar(2)", "mood", "numeric(5, 2)", "positive"), strict=True))
+    execute(settings, f"CREATE TABLE business (number INT, stored {kinds[what]})")
+    value, said = REFUSED[what]
+    rows = spark.range(1).selectExpr("7 AS number", f"{value} AS stored")
+    with pytest.raises(InvalidRow, match=f"^business row, column 'stored': .*{said}"):
+        OutboxWrite(settings).table(rows, "business").commit()
+    events = rows.selectExpr("'k7' AS key", "'v' AS value", "*")
+    with pytest.raises(PySparkException, match=f"InvalidRow: business row, column 'stored': .*{said}"):
+        save(settings, events, businessTable="business")
+    assert (count(settings, "business"), count(settings, "outbox")) == (0, 0)
+
+
 @pytest.mark.parametrize("zone", ["GMT+08:00", "UTC+8", "PST", "Z", "Asia/Singapore"])
 def test_an_instant_is_the_same_in_each_time_zone_that_spark_takes(
     spark: SparkSession, settings: Settings, zone: str
