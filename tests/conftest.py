@@ -26,6 +26,7 @@ from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
 from tests.class_archives import use_archives
 from tests.harvesting import create_topic
+from tests.memory_folder import memory_folder
 from tests.slow_test_share import in_share, present_share
 from tests.support import PATIENCE, begins_with_shared_spark, eventually
 
@@ -152,10 +153,12 @@ def described(process: psutil.Process) -> str:
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory, _nothing_is_left_behind: None) -> Iterator[EmbeddedStack]:
     """A Postgres and a Kafka that are running, and can be killed and started again."""
-    stack = EmbeddedStack(tmp_path_factory.mktemp("stack with a space"))
-    stack.start()
-    yield stack
-    stack.stop()
+    name = "stack with a space"
+    with memory_folder(tmp_path_factory.mktemp(name)) as folder:
+        stack = EmbeddedStack(folder / name)
+        stack.start()
+        yield stack
+        stack.stop()
 
 
 @pytest.fixture(scope="session")
