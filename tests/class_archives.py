@@ -6,7 +6,6 @@ virtual environment, whose jars they know. Java ignores an archive that is missi
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -22,14 +21,11 @@ def use_archives(environment: MutableMapping[str, str]) -> None:
     """Have every Java that the tests start use the archives, as soon as they exist.
 
     Args:
-        environment: of this process. A developer's own JDK_JAVA_OPTIONS and SPARK_CONF_DIR are kept.
+        environment: of this process. A developer's own JDK_JAVA_OPTIONS and SPARK_SUBMIT_OPTS are kept.
     """
-    FOLDER.mkdir(exist_ok=True)
-    fresh = FOLDER / f"spark-defaults.conf.{os.getpid()}"
-    fresh.write_text(f"spark.driver.extraJavaOptions {_use(SPARK)}\n")
-    fresh.replace(FOLDER / "spark-defaults.conf")  # Atomically, because others may be reading it.
     environment.setdefault("JDK_JAVA_OPTIONS", f"{NO_OPTIMIZER} {_SILENT} {_use(KAFKA)}")
-    environment.setdefault("SPARK_CONF_DIR", str(FOLDER))
+    # Not in a file: Spark puts the folder of that file on its class path, where an archive allows no folder with files.
+    environment.setdefault("SPARK_SUBMIT_OPTS", _use(SPARK))
 
 
 def _use(archive: Path) -> str:

@@ -45,6 +45,7 @@ def run_spark(option: str) -> None:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     os.environ["JDK_JAVA_OPTIONS"] = NO_OPTIMIZER
+    os.environ.pop("SPARK_SUBMIT_OPTS", None)  # It names the archive that is not there yet.
     for archive, run in ((KAFKA, run_kafka), (SPARK, run_spark)):
         if not archive.exists():
             make(archive, run)
