@@ -23,7 +23,7 @@ class KeepPosition:
 
     topic_partition: TopicPartition
     offset: int
-    topic_id: str
+    topic_ids: tuple[str, ...]  # Of the topic that the offset belongs to, and of those before it, the latest first.
     at: float
 
 

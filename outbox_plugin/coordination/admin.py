@@ -151,7 +151,7 @@ class Admin:
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
             missed = [tp for tp, offset in wanted.items() if open_ or view.offset(group_id, tp) != offset]
             kept = [
-                KeepPosition(tp, offset, view.topic_id(group_id, tp), view.time_of(Key(group_id, *tp)))
+                KeepPosition(tp, offset, view.topic_ids(group_id, tp), view.time_of(Key(group_id, *tp)))
                 for tp, offset in wanted.items()
             ]
             if missed or not view.log.keep(kept, wait=True):
@@ -256,6 +256,6 @@ class _View(LogView):
         """Where the group goes on."""
         return self.world_of(tp.topic).offset(group_id, *tp)
 
-    def topic_id(self, group_id: str, tp: TopicPartition) -> str:
-        """The id of the topic that the offset belongs to; empty if the log has none."""
-        return self.world_of(tp.topic).topic_id(group_id, *tp)
+    def topic_ids(self, group_id: str, tp: TopicPartition) -> tuple[str, ...]:
+        """The ids of the topic that the offset belongs to and of those before it; empty if the log has none."""
+        return self.world_of(tp.topic).topic_ids(group_id, *tp)

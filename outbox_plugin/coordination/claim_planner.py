@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from outbox_plugin.coordination.claims import Plan, plan
 from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
@@ -90,6 +90,8 @@ class ClaimPlanner:
         members: Mapping[Holder, bool],
         left_by: Callable[[TopicPartition], Holder | None],
         now: float,
+        *,
+        unclear: Collection[TopicPartition] = (),
     ) -> Plan:
         """The plan for now.
 
@@ -98,6 +100,7 @@ class ClaimPlanner:
             members: the live instances, and whether each asks for more than it has.
             left_by: the instance that released a free partition itself.
             now: the time.
+            unclear: partitions that we must not claim, because the log and the brokers name different topics.
         """
         free = [tp for tp, holder in holders.items() if holder is None]
         self._free_since = {tp: self._free_since.get(tp, now) for tp in free}
@@ -116,8 +119,8 @@ class ClaimPlanner:
             left = ((tp, left_by(tp)) for tp in free)
             given_up = [each for each, by in left if by and by in members and by != self._me and held[by] < fair]
             neglected = set(sorted(given_up)[:1])
-        todo = plan(self._me, holders, members, limit=self._limit, neglected=neglected, avoid=self._avoid)
-        todo = todo._replace(claim=tuple(tp for tp in todo.claim if tp not in self._refused))
+        todo = plan(self._me, holders, members, limit=self._limit, neglected=neglected, avoid={*self._avoid, *unclear})
+        todo = todo._replace(claim=tuple(tp for tp in todo.claim if tp not in self._refused and tp not in unclear))
         self._next = now
         if todo.ask is not None:
             self._next += self._timing.beat  # All have read the request; give the holder time to act.

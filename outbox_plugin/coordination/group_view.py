@@ -89,9 +89,18 @@ class GroupView(LogView):
         """The offset at which the group goes on; 0, the partition's first record, if the log has none."""
         return self.world_of(tp.topic).offset(self.group_id, *tp) or 0
 
+    def topic_ids(self, tp: TopicPartition) -> tuple[str, ...]:
+        """The ids of the topic that the offset belongs to and of those before it; empty if the log has none."""
+        return self.world_of(tp.topic).topic_ids(self.group_id, *tp)
+
     def topic_id(self, tp: TopicPartition) -> str:
         """The id of the topic that the offset belongs to; empty if the log has none."""
-        return self.world_of(tp.topic).topic_id(self.group_id, *tp)
+        return next(iter(self.topic_ids(tp)), "")
+
+    def is_of_present_topic(self, tp: TopicPartition) -> bool:
+        """Whether the offset belongs to the topic that the brokers describe, as far as the log knows."""
+        form = self.forms.get(tp.topic)
+        return form is not None and self.topic_id(tp) in ("", form.topic_id)
 
     def is_paused(self, now: float) -> bool:
         """Whether an operator has paused the group."""

@@ -98,7 +98,7 @@ class Instance:
         member.describe(log.check_forms(log.ask_for_forms(self._topics)), time.monotonic())
         unknown = [tp for tp in member.view.partitions() if not member.view.knows(tp)]
         for tp, offset in log.committed(unknown).items():
-            member.view.remember(Key(self.group_id, *tp), offset, "", float("-inf"))
+            member.view.remember(Key(self.group_id, *tp), offset, (), float("-inf"))
         member.resume(time.monotonic())
         self._carry_out()
         self._thread.start()
@@ -217,14 +217,14 @@ class Instance:
 
     def _turn(self) -> None:
         entries = self._log.read(LISTEN_SECONDS)
-        forms = self._take_forms()
+        asked, forms = self._described, self._take_forms()
         ends = self._take_ends()
         now = time.monotonic()
         with self._changed:
             for entry in entries:
                 self._member.apply(entry, now)
             if forms:
-                self._member.describe(forms, now)
+                self._member.describe(forms, now, asked=asked)
             if ends:
                 self._member.ends(ends, now)
             self._member.tick(now)

@@ -354,7 +354,7 @@ class CoordinationLog:
         """
         records = [
             position_record(
-                Key(self._group_id, *each.topic_partition), KeptPosition(each.offset, each.at, each.topic_id)
+                Key(self._group_id, *each.topic_partition), KeptPosition(each.offset, each.at, each.topic_ids)
             )
             for each in positions
         ]

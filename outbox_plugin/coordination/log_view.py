@@ -40,19 +40,19 @@ class LogView:
             for world in self.worlds.values():
                 world.remember_pause(pause)
         for key, position in kept.positions.items():
-            self.remember(key, position.offset, position.topic_id, position.at)
+            self.remember(key, position.offset, position.topic_ids, position.at)
 
-    def remember(self, key: Key, offset: int, topic_id: str, at: float) -> None:
+    def remember(self, key: Key, offset: int, topic_ids: tuple[str, ...], at: float) -> None:
         """Take in a position that was kept outside the part of the log that is read.
 
         Args:
             key: the group and the partition.
             offset: where the group goes on.
-            topic_id: the topic's id; empty if it is not known.
+            topic_ids: of the topic and of those before it, the latest first; empty if they are not known.
             at: when the log had it, in seconds since the epoch.
         """
         self._remembered[key] = at
-        self.world_of(key.topic).remember(key, offset, topic_id, at)
+        self.world_of(key.topic).remember(key, offset, topic_ids, at)
 
     def caught_up(self) -> None:
         """Note that the log has been read up to its end at our start."""

@@ -14,7 +14,7 @@ the time that has passed since.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from outbox_plugin.coordination.actions import KeepPosition, MemberAction, Send
@@ -80,7 +80,11 @@ class Member:
         self._stamp = 0
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
-        self._recreated: set[TopicPartition] = set()  # Of recreated topics, until the log has their new ids.
+        # Of recreated topics, until the log has their new ids: those that we have been told of before.
+        self._recreated: dict[TopicPartition, tuple[str, ...]] = {}
+        # The id of each topic that we have been told of and have not believed, and since when we are told nothing else.
+        self._named: dict[str, float] = {}  # When we last read that a topic was recreated.
+        self._refused: dict[str, tuple[str, float]] = {}
         self._gained_of: dict[TopicPartition, str] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
@@ -106,24 +110,48 @@ class Member:
         self._to_keep.clear()
         return actions
 
-    def describe(self, forms: Mapping[str, TopicForm], now: float) -> None:
-        """Take in how the consumed topics look now. A topic that was recreated is consumed from its beginning."""
+    def describe(self, forms: Mapping[str, TopicForm], now: float, *, asked: float | None = None) -> None:
+        """Take in how the consumed topics look, as some broker says. A recreated topic is consumed from its beginning.
+
+        A broker that is behind names a former topic. We believe that only if we are told nothing else for long.
+
+        Args:
+            forms: the answers.
+            now: the time.
+            asked: when the brokers were asked, if it is not now. Since then, the log may have named a later topic.
+        """
         for topic, form in forms.items():
-            former = self.view.forms.get(topic)
-            if former is not None and former.topic_id != form.topic_id:
+            if asked is not None and asked < self._named.get(topic, NEVER):
+                continue
+            former = self.view.forms.get(topic, form)
+            partitions = [TopicPartition(topic, n) for n in range(max(former.partitions, form.partitions))]
+            if self._is_outdated(form.topic_id, partitions, now):
+                continue
+            if former.topic_id != form.topic_id:
                 # The new topic may get as many partitions as the former one had only later.
-                partitions = max(former.partitions, form.partitions)
-                self._recreated.update(TopicPartition(topic, number) for number in range(partitions))
-            elif former is not None:
-                form = form._replace(partitions=max(former.partitions, form.partitions))
-            self.view.forms[topic] = form
-            for number in range(form.partitions):
-                tp = TopicPartition(topic, number)
-                known = self.view.topic_id(tp)
-                if known == form.topic_id:
-                    self._recreated.discard(tp)
+                self._recreated |= {tp: (former.topic_id, *self._recreated.get(tp, ())) for tp in partitions}
+                partitions = partitions[: form.partitions]
+            self.view.forms[topic] = form._replace(partitions=len(partitions))
+            for tp in partitions:
+                known = self.view.topic_ids(tp)
+                if known[:1] == (form.topic_id,):
+                    self._recreated.pop(tp, None)
                 elif known or tp in self._recreated:  # Again, too, while the log does not have it.
-                    self._begin_anew(tp, form.topic_id, now)
+                    told = self._recreated.setdefault(tp, ())
+                    before = known or [each for each in told if each != form.topic_id]
+                    self._begin_anew(tp, form.topic_id, before, now)
+
+    def _is_outdated(self, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
+        """Whether a broker that is behind has named a topic: the log knows the one that has taken its place."""
+        topic = partitions[0].topic
+        if not any(topic_id in self.view.topic_ids(tp)[1:] for tp in partitions):
+            self._refused.pop(topic, None)
+            return False
+        refused, since = self._refused.get(topic, ("", now))
+        if refused != topic_id:
+            self._refused[topic] = (topic_id, now)
+            return True
+        return now - since < self._timing.lookback
 
     def held(self, now: float) -> dict[TopicPartition, Claim]:
         """The partitions whose lease has not ended at `now`."""
@@ -302,6 +330,10 @@ class Member:
             return  # Messages about the topic belong to another partition.
         counted = world.apply(message, entry.at)
         tp = TopicPartition(message.topic, message.partition)
+        if counted and message.client_id == TOPIC_CLIENT:
+            self._named[message.topic] = now
+            if tp in self._recreated:
+                self._to_keep[tp] = None  # The log may be lost, and a broker behind for longer than the log shows.
         if (message.instance_id, message.client_id) == self.me:
             self._answered(tp, entry, counted, now)
         elif tp in self._held and self.view.latest_holder(tp) != self.me:
@@ -371,7 +403,8 @@ class Member:
             self._to_keep[tp] = None
 
     def _position(self, tp: TopicPartition) -> KeepPosition:
-        return KeepPosition(tp, *self.offset_of(tp), self.view.time_of(Key(self._group, *tp)))
+        topic_ids = self.view.topic_ids(tp) or tuple(filter(None, [self._gained_of.get(tp)]))
+        return KeepPosition(tp, self.view.start_of(tp), topic_ids, self.view.time_of(Key(self._group, *tp)))
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""
@@ -397,27 +430,26 @@ class Member:
             self._say(tp, ClaimingPartition(*common), now)
 
     def _gain(self, tp: TopicPartition, entry: Entry, sent: float, now: float) -> None:
-        topic_id = self.view.forms[tp.topic].topic_id if tp.topic in self.view.forms else ""
-        known = self.view.topic_id(tp)
-        if known and topic_id and known != topic_id:
-            self._begin_anew(tp, topic_id, now)
+        if not self.view.is_of_present_topic(tp):  # Until we are told of it, we cannot say which records are which.
+            self._say_released(tp, self.view.start_of(tp), now)
             return
         until = sent + STALE_INTERVALS * self._timing.interval
         held = self._held[tp] = HeldPartition(Claim(self.view.start_of(tp)), until, now)
-        self._gained_of[tp] = topic_id
+        self._gained_of[tp] = self.view.forms[tp.topic].topic_id
         self._trend.forget()
         self._actions.append(ClaimGained(tp, held.claim.position, entry.offset))
         self._beat(tp, held, now)
 
-    def _begin_anew(self, tp: TopicPartition, topic_id: str, now: float) -> None:
-        common = (VERSION, self._timestamp(now), topic_id, TOPIC_CLIENT, self._group, *tp)
+    def _begin_anew(self, tp: TopicPartition, topic_id: str, before: Iterable[str], now: float) -> None:
+        """Write that another topic has taken the place of those before, which the log knows or we were told of."""
+        common = (VERSION, self._timestamp(now), ",".join((topic_id, *before)), TOPIC_CLIENT, self._group, *tp)
         self._actions.append(Send(ReleasingPartition(*common, 0), self.view.coordination_partition(tp.topic)))
 
     def resume(self, now: float) -> None:
         """Take over what a former instance of our client holds."""
         room = len(self.view.partitions()) if self._limit is None else self._limit
         for tp in self.view.partitions():
-            owner = self.view.owner(tp, now)
+            owner = self.view.owner(tp, now) if self.view.is_of_present_topic(tp) else None
             if room > 0 and owner is not None and owner.client_id == self.me.client_id:
                 room -= 1
                 self._planner.wait_for(tp, now)
@@ -472,7 +504,8 @@ class Member:
         for tp, holder in holders.items():
             if holder == self.me and tp not in self._held and tp not in self._leaving:
                 self._say_released(tp, self.view.start_of(tp), now)  # The log did not get it the first time.
-        todo = self._planner.next_plan(holders, self.view.members(now), self.view.left_by, now)
+        unclear = {tp for tp in holders if not self.view.is_of_present_topic(tp)}
+        todo = self._planner.next_plan(holders, self.view.members(now), self.view.left_by, now, unclear=unclear)
         self._release([tp for tp in todo.release if tp in self._held], "others have room for it", now)
         for tp in todo.claim:
             if tp not in self._leaving:

@@ -12,8 +12,8 @@ the broker appended at `t`:
     ClaimingMessages    the sender holds it, and it is not stale at t               offset moves forward
     ReleasingPartition  the sender holds it, and it is not stale at t; or a pause   it is free, at exactly that offset
                         took it, and nobody has claimed it since
-    ReleasingPartition  its client is TOPIC_CLIENT, and its instance id names        it is free, at exactly that offset
-                        another topic id than the last one did
+    ReleasingPartition  its client is TOPIC_CLIENT, and its instance id names a      it is free, at exactly that offset
+                        topic that has taken the place of the last one
     ReleaseGroup        always                                                      all is released, and stays so
 
 All else changes nothing. Fresh: a heartbeat less than an interval ago. Stale: none for more than two.
@@ -23,9 +23,14 @@ The only clock is the log's: the time at which the broker appended a message (Lo
 timestamp says how long it lasts: from `timestamp` to `expires`, beginning when it was appended.
 
 A topic that was deleted and recreated has other records at the same offsets. An instance that notices it writes a
-ReleasingPartition of TOPIC_CLIENT with the new topic's id; only the first message with an id counts. The partition can
-be claimed two intervals later: whoever held it, even one that is stale or has just released it, may write of the old
-topic until it has read this.
+ReleasingPartition of TOPIC_CLIENT. Its instance id has the new topic's id, and behind it the ids of those before it, as
+far as its sender knows them. Only the first message with an id counts, and only if its sender knows the last id that the
+log has named: a broker that is behind names a former topic again, and nobody can tell that from its answer. The
+partition can be claimed two intervals later: whoever held it, even one that is stale or has just released it, may write
+of the old topic until it has read this.
+
+An id that was there before counts again only from a sender that names it as a former one, too. It does so after all
+brokers have told it nothing else for long, so that a wrong id does not bind a group for ever.
 
 An instance that reads only the last part of the log does not know who held what when that part began, so it cannot tell
 whether a claim counted. But a holder sends heartbeats from its claim on; all others send one at most, when they come
@@ -56,6 +61,7 @@ STALE_INTERVALS = 2
 TOPIC_CLIENT = "outbox-topic"
 NO_END = 253_402_300_799  # The end of the year 9999: Marshal cannot read a pause without an end.
 REMEMBERED_INSTANCES = 4  # Former instances of a client, per partition, whose late heartbeats must not take it back.
+REMEMBERED_TOPICS = 8  # Ids of a partition's topic and of those before it.
 CROWD = 64
 LONGEST_DOUBT = 6  # Claims alone prolong the doubt to at most this many times the time until a holder is stale.
 FOREVER = float("inf")
@@ -76,6 +82,16 @@ class Key(NamedTuple):
     partition: int
 
 
+def topic_ids_of(text: str) -> tuple[str, ...]:
+    """The ids of a topic and of those before it, from the form in which messages and kept positions have them."""
+    return tuple(each for each in text.split(",") if each)
+
+
+def _joined(later: tuple[str, ...], earlier: tuple[str, ...]) -> tuple[str, ...]:
+    """The ids of a topic and of those before it, from what two tell."""
+    return tuple(dict.fromkeys((*later, *earlier)))[:REMEMBERED_TOPICS]
+
+
 @dataclass(slots=True)
 class _ClaimState:
     """The state of one partition of one group."""
@@ -84,14 +100,19 @@ class _ClaimState:
     heartbeat: float = 0.0
     pauses: int = 0  # Of its group, when it was claimed: a later pause took it away.
     offset: int | None = None
-    topic_id: str = ""  # Of the topic that `offset` belongs to, where the log has said so, or a remembered position.
-    is_topic_of_log: bool = False  # Whether the log has said so.
+    topic_ids: tuple[str, ...] = ()  # Of the topic that `offset` belongs to, and of those before it, if they are known.
+    is_topic_of_log: bool = False  # Whether the log has named the topic; else a remembered position has.
     left_by: Holder | None = None  # Who gave it up by its own word, where nobody has claimed it since.
     former: tuple[str, ...] = ()
     barred: float = -FOREVER  # Until then nobody may claim it: its holder may not know that its topic was recreated.
-    kept: tuple[float, int, str] | None = None  # What is remembered: when the log said so, the offset, the topic's id.
+    kept: tuple[float, int, tuple[str, ...]] | None = None  # What is remembered: the log's time, offset, topic ids.
     doubt: float = -FOREVER  # Until then, and until a holder shows itself, we cannot say what a claim was worth.
     claimants: set[Holder] | None = None  # In doubt: who has claimed it since its topic was recreated, if it was.
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the topic that `offset` belongs to; empty if it is not known."""
+        return next(iter(self.topic_ids), "")
 
     def may_have_claimed(self, holder: Holder) -> bool:
         """Return whether an instance may hold the partition. Since its topic was recreated, we have read all claims."""
@@ -104,11 +125,11 @@ class _ClaimState:
         log may not have a promise that was kept.
         """
         if self.kept is not None:
-            _, offset, topic_id = self.kept
+            _, offset, topic_ids = self.kept
             self.kept = None
-            if not topic_id or self.topic_id in ("", topic_id):
+            if not topic_ids or self.topic_id in ("", topic_ids[0]):
                 self.offset = offset if self.offset is None else max(self.offset, offset)
-            self.topic_id = self.topic_id or topic_id
+            self.topic_ids = _joined(self.topic_ids, topic_ids)
 
 
 @dataclass(slots=True)
@@ -182,7 +203,7 @@ class World:
         if claim is not None and claim.kept is not None and now > claim.kept[0]:
             claim.recall()
         if holder.client_id == TOPIC_CLIENT:
-            return self._begin_anew(key, holder.instance_id, message, now)
+            return self._begin_anew(key, topic_ids_of(holder.instance_id), message, now)
         member = self._heard(group, holder, now)
         if claim is None and (isinstance(message, ClaimingPartition) or self._since > -FOREVER):
             claim = self._claims[key] = _ClaimState(doubt=self._since + self._stale_after)
@@ -200,7 +221,7 @@ class World:
             return self._advance(group, claim, holder, message.offset)
         return self._release(claim, holder, message)
 
-    def remember(self, key: Key, offset: int, topic_id: str, at: float) -> None:
+    def remember(self, key: Key, offset: int, topic_ids: tuple[str, ...], at: float) -> None:
         """Remember a group's position in a partition.
 
         If `at` is in the part of the log that is read, the position counts only once that point has been reached: the
@@ -209,7 +230,7 @@ class World:
         Args:
             key: the group and the partition.
             offset: where the group goes on.
-            topic_id: of the topic that the offset belongs to.
+            topic_ids: of the topic that the offset belongs to, and of those before it; empty if they are not known.
             at: the log's time of this position.
         """
         claim = self._claims.get(key)
@@ -217,7 +238,7 @@ class World:
             doubt = self._since + self._stale_after if self._since > -FOREVER else -FOREVER
             claim = self._claims[key] = _ClaimState(doubt=doubt)
             self._groups.setdefault(key.group_id, _Group())
-        claim.kept = (at, offset, topic_id)
+        claim.kept = (at, offset, topic_ids)
         if at < self._since:
             claim.recall()
 
@@ -253,8 +274,8 @@ class World:
         claim = self._claims.get(Key(group_id, topic, partition))
         return None if claim is None or claim.holder is not None else claim.left_by
 
-    def topic_id(self, group_id: str, topic: str, partition: int) -> str:
-        """Return the id of the topic that the partition's offset belongs to; empty if the log has none.
+    def topic_ids(self, group_id: str, topic: str, partition: int) -> tuple[str, ...]:
+        """Return the ids of the topic that the partition's offset belongs to and of those before it, the latest first.
 
         Args:
             group_id: the group.
@@ -262,7 +283,7 @@ class World:
             partition: one of its partitions.
         """
         claim = self._claims.get(Key(group_id, topic, partition))
-        return "" if claim is None else claim.topic_id
+        return () if claim is None else claim.topic_ids
 
     def latest_holder(self, group_id: str, topic: str, partition: int) -> Holder | None:
         """Return who holds the partition or became stale in it last; None after a release or a pause.
@@ -430,19 +451,25 @@ class World:
         claim.offset = offset if claim.offset is None else max(claim.offset, offset)
         return True
 
-    def _begin_anew(self, key: Key, topic_id: str, message: Message, at: float) -> bool:
+    def _begin_anew(self, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
         """Free a partition of a topic that was recreated. Whether this counts is decided by the log alone.
 
         A remembered position may know the new topic before the log does. It is as good as before then, but whoever
         holds the partition gives it up in all worlds.
         """
         claim = self._claims.setdefault(key, _ClaimState())
-        if not isinstance(message, ReleasingPartition) or (claim.is_topic_of_log and claim.topic_id == topic_id):
+        if not isinstance(message, ReleasingPartition) or not topic_ids:
+            return False
+        topic_id, *before = topic_ids
+        if topic_id in claim.topic_ids[1:] and topic_id not in before:
+            return False
+        if claim.is_topic_of_log and (claim.topic_id == topic_id or claim.topic_id not in before):
             return False
         claim.barred = at + self._stale_after
         if claim.topic_id != topic_id:
             claim.offset = message.offset
-        claim.holder, claim.former, claim.topic_id, claim.is_topic_of_log = None, (), topic_id, True
+        claim.holder, claim.former, claim.is_topic_of_log = None, (), True
+        claim.topic_ids = _joined(topic_ids, claim.topic_ids)
         claim.claimants = set() if claim.doubt > -FOREVER else None
         return True
 

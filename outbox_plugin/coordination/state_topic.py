@@ -4,10 +4,12 @@ It is kept in a compacted topic of one partition, beside the coordination topic:
 each key, and nothing expires. Records are text, `/` between fields, as in the protocol.
 
     key                                value
-    position/GROUP/TOPIC/PARTITION     OFFSET/AT/TOPIC_ID    the log said so at AT (milliseconds)
+    position/GROUP/TOPIC/PARTITION     OFFSET/AT/TOPIC_IDS   the log said so at AT (milliseconds)
     pause/GROUP                        a ReleaseGroup        the last one of the log
     form                               WIDTH/TOPIC_ID/SINCE  partitions that count; since when the topic is this one
     clock                                                    written to learn the broker's time
+
+TOPIC_IDS are the ids of the topic and of those of its name before it, with `,` between them, the latest first.
 
 Of two positions with one key, the one with the later time of the log counts, whichever was written last: an instance
 that was stopped for long may write late. Of two with one time, the last one counts. While the brokers' clock has been
@@ -30,17 +32,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outbox_plugin.coordination.messages import MalformedMessage, ReleaseGroup, decode, encode
-from outbox_plugin.coordination.partition_owners import Key
+from outbox_plugin.coordination.partition_owners import Key, topic_ids_of
 
 FORM_KEY, CLOCK_KEY = b"form", b"clock"
 
 
 class KeptPosition(NamedTuple):
-    """Where a group goes on: the log said so at `at` (seconds since the epoch), of the topic with that id."""
+    """Where a group goes on: the log said so at `at` (seconds since the epoch).
+
+    `topic_ids` are those of the topic and of the ones before it, the latest first; empty if they are not known.
+    """
 
     offset: int
     at: float
-    topic_id: str
+    topic_ids: tuple[str, ...]
 
 
 class CoordinationForm(NamedTuple):
@@ -77,9 +82,9 @@ class KeptState:
             text = (value or b"").decode()
             if kind == "position":
                 group_id, topic, partition = names
-                offset, at, topic_id = text.split("/")
+                offset, at, topic_ids = text.split("/")
                 tp = Key(group_id, topic, int(partition))
-                found = KeptPosition(int(offset), int(at) / 1000, topic_id)
+                found = KeptPosition(int(offset), int(at) / 1000, topic_ids_of(topic_ids))
                 known = self.positions.get(tp)
                 if found.offset >= 0 and (known is None or known.at <= found.at):
                     self.positions[tp] = found
@@ -94,7 +99,7 @@ class KeptState:
 
 def position_record(key: Key, position: KeptPosition) -> tuple[bytes, bytes]:
     """Key and value of a record that keeps a position."""
-    value = f"{position.offset}/{int(position.at * 1000)}/{position.topic_id}"
+    value = f"{position.offset}/{int(position.at * 1000)}/{','.join(position.topic_ids)}"
     return "/".join(("position", key.group_id, key.topic, str(key.partition))).encode(), value.encode()
 
 

@@ -290,7 +290,7 @@ def test_a_log_is_closed_soon_though_kafka_does_not_answer(group: str, kafka: Em
     """librdkafka would wait for the answer to a commit, for a minute or more."""
     log = CoordinationLog(kafka_settings(kafka.bootstrap_servers, None), f"{group}-claims", group)
     with paused(kafka.pid):
-        log.keep([KeepPosition(TopicPartition("orders", 0), 10, "topic", log.log_time())])
+        log.keep([KeepPosition(TopicPartition("orders", 0), 10, ("topic",), log.log_time())])
         closing_log = threading.Thread(target=log.close, daemon=True)
         closing_log.start()
         closing_log.join(10 * PATIENCE)
@@ -317,7 +317,7 @@ def test_positions_are_kept_and_committed_while_another_thread_reads(
         try:
             kept: list[bool] = []
             keeper = threading.Thread(
-                target=lambda: kept.append(log.keep([KeepPosition(tp, 10, "topic", log.log_time())], wait=True)),
+                target=lambda: kept.append(log.keep([KeepPosition(tp, 10, ("topic",), log.log_time())], wait=True)),
                 daemon=True,
             )
             keeper.start()
@@ -339,7 +339,7 @@ def test_what_is_kept_is_committed_when_the_reading_ends(
     with closing(log), closing(KafkaConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as other:
         tp = TopicPartition(orders, 0)
         assert list(log.follow([0], log.log_time())) == []
-        assert log.keep([KeepPosition(tp, 10, "topic", log.log_time())], wait=True)
+        assert log.keep([KeepPosition(tp, 10, ("topic",), log.log_time())], wait=True)
         if ends == "by a refusal":
             log._trouble = UserError("refused")
             with pytest.raises(UserError, match="refused"):
@@ -395,6 +395,6 @@ def test_the_offsets_of_very_many_partitions_are_committed(
     wanted = {TopicPartition(topic, each): each + 1 for each in range(60)}
     with closing(CoordinationLog(kafka_settings(bootstrap_servers, None), f"{group}-claims", named_at_length)) as log:
         assert list(log.follow([0], log.log_time())) == []
-        assert log.keep([KeepPosition(tp, at, "topic", log.log_time()) for tp, at in wanted.items()], wait=True)
+        assert log.keep([KeepPosition(tp, at, ("topic",), log.log_time()) for tp, at in wanted.items()], wait=True)
         log.read(0)
         eventually(lambda: log.committed([*wanted]) == wanted, 10)

@@ -7,8 +7,9 @@ A seed draws a plan: how many processes and partitions, which guarantee, and wha
 - A process is killed and started again under its client id, or stopped as a whole (with what it has sent), or its
   machine is suspended, where its clock stands still, too. A handler takes long, or holds the interpreter.
 - Each process has clocks of its own. The broker's clock jumps, as when another broker leads.
-- Topics are deleted and recreated, and widened. The coordination topic is deleted and recreated: each process notices
-  it after a while, writes to the new one until then, and is started again.
+- Topics are deleted and recreated, and widened. Processes ask how the topic looks now, and the answer takes its time.
+  Some of the brokers are behind for a while: they answer with the former topic. The coordination topic is deleted and
+  recreated: each process notices it after a while, writes to the new one until then, and is started again.
 - A partition loses its end, and others write to it. Whoever reads it notices that.
 - An operator with a wrong clock pauses and resumes the group. Somebody writes messages in another's name.
 
@@ -45,7 +46,15 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.partition_owners import LONGEST_DOUBT, STALE_INTERVALS, Holder, Key, World
+from outbox_plugin.coordination.partition_owners import (
+    LONGEST_DOUBT,
+    STALE_INTERVALS,
+    TOPIC_CLIENT,
+    Holder,
+    Key,
+    World,
+    topic_ids_of,
+)
 from outbox_plugin.core.topic_partition import TopicPartition
 
 INTERVAL = 2.0
@@ -61,6 +70,7 @@ FAULTS = (
     *("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end"),
     *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long", "imitate", "cut"),
 )
+BROKERS = 3
 
 
 @dataclass(frozen=True)
@@ -167,7 +177,10 @@ class Process:
     queue: list[Message] = field(default_factory=list)
     last_arrival: float = 0.0
     keeping: list[KeepPosition] = field(default_factory=list)  # Written to the state topic in this order.
-    described: float = -1.0
+    described: float = -1.0  # When it last asked how the topic looks.
+    asked: float = 0.0  # The same by its own clock.
+    form: TopicForm | None = None  # The answer, which is there at `form_at`.
+    form_at: float = 0.0
     leaving: bool = False
     suspended_until: float = 0.0
     doubtful_until: float = 0.0  # Its clock stood still while it was suspended, so it may take itself for a holder.
@@ -185,7 +198,7 @@ class Simulation:
         self._tell = tell
         self.broken: list[str] = []
         self.log: list[Entry] = []
-        self.kept: dict[TopicPartition, tuple[float, int, str]] = {}
+        self.kept: dict[TopicPartition, tuple[float, int, tuple[str, ...]]] = {}
         self.pause: ReleaseGroup | None = None
         self.log_begins, self.log_since = 0, 0.0  # The first entry of the present coordination topic, and its time.
         self.broker_ahead = self.jumped_until = 0.0
@@ -195,10 +208,15 @@ class Simulation:
         self.topic = Topic([[] for _ in range(plan.partitions)])
         self.handed_out: Counter[Record] = Counter()
         self.done: set[Record] = set()
+        self.named: dict[TopicPartition, set[str]] = {}  # The topics that the log or the state topic has named.
+        self.latest: dict[TopicPartition, tuple[str, float]] = {}  # The one that the log has named last, and when.
+        self.seen_until: dict[str, float] = {}  # When the last broker named a former topic.
         self.cuts: dict[int, Cut] = {}  # Those of which the log does not know, by partition.
         self.world = World(INTERVAL, since=-FOREVER)  # By the whole log.
         self.progress: dict[int, float] = {}
         self.processes = [Process(f"client-{n}", self.dice.uniform(0, 10_000)) for n in range(plan.processes)]
+        # Until when each broker is behind, and how it sees the topic until then.
+        self.behind = [(0.0, self.topic.form)] * BROKERS
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
 
@@ -285,6 +303,8 @@ class Simulation:
         self.say(f"log {len(self.log)}: {message}")
         self.log.append(Entry(0, len(self.log), self.broker_time, message))
         counted = self.world.apply(message, self.broker_time)
+        if counted and message.client_id == TOPIC_CLIENT:
+            self._check_topic(TopicPartition(TOPIC, message.partition), *topic_ids_of(message.instance_id))
         if counted and isinstance(message, ReleasingPartition) and message.partition in self.cuts:
             self._set_back(message.partition, message.offset)
 
@@ -300,10 +320,10 @@ class Simulation:
 
     def _keep(self, keep: KeepPosition) -> None:
         """A late record does not hide one that the log said later."""
-        at, offset, topic_id = keep.at, keep.offset, keep.topic_id
+        at, offset, topic_ids = keep.at, keep.offset, keep.topic_ids
         known = self.kept.get(keep.topic_partition)
         if known is None or known[0] <= at:
-            self.kept[keep.topic_partition] = (at, offset, topic_id)
+            self.kept[keep.topic_partition] = (at, offset, topic_ids)
 
     # Processes.
 
@@ -312,7 +332,7 @@ class Simulation:
         process.runs += 1
         process.fetched, process.assigned, process.fetch_at = FetchBuffer(), {}, {}
         process.handling = process.promised = process.granted = None
-        process.queue, process.described = [], self.now
+        process.queue, process.described, process.form = [], self.now, None
         process.busy_until = process.held_until = 0.0
         process.notices_at = FOREVER
         since = max(self.broker_time - TIMING.lookback, self.log_since)
@@ -326,15 +346,15 @@ class Simulation:
         )
         if self.pause is not None:
             member.view.worlds[0].remember_pause(self.pause)
-        for tp, (at, offset, topic_id) in self.kept.items():
-            member.view.remember(Key(GROUP, *tp), offset, topic_id, at)
+        for tp, (at, offset, topic_ids) in self.kept.items():
+            member.view.remember(Key(GROUP, *tp), offset, topic_ids, at)
         entries = self.log[self.log_begins :]
         first = next((number for number, entry in enumerate(entries) if entry.at >= since), len(entries))
         for entry in entries[first:]:
             member.apply(entry, now, live=False)
         member.view.caught_up()
         process.read = len(self.log)
-        member.describe({TOPIC: self.topic.form}, now)
+        member.describe({TOPIC: self._form_by_some_broker()}, now)
         member.resume(now)
         self._carry_out(process)
 
@@ -363,12 +383,23 @@ class Simulation:
             for entry in self.log[process.read : upto]:
                 member.apply(entry, now)
             process.read = upto
-            if self.now - process.described > INTERVAL:
-                process.described = self.now
-                member.describe({TOPIC: self.topic.form}, now)
+            self._describe(process, member, now)
         member.tick(now)
         self._carry_out(process)
         self._check_holders()
+
+    def _describe(self, process: Process, member: Member, now: float) -> None:
+        """Ask how the topic looks, or take in the answer to that, which is as old as it is late."""
+        if process.form is not None and self.now >= process.form_at:
+            member.describe({TOPIC: process.form}, now, asked=process.asked)
+            process.form = None
+        elif process.form is None and self.now - process.described > INTERVAL / 2:
+            process.described, process.asked, process.form = self.now, now, self._form_by_some_broker()
+            process.form_at = self.now + self.dice.choice([0.01, 0.3, 1.5 if self.now < self.slow_until else 0.05])
+
+    def _form_by_some_broker(self) -> TopicForm:
+        until, form = self.dice.choice(self.behind)
+        return form if self.now < until else self.topic.form
 
     def _carry_out(self, process: Process) -> None:
         assert process.member is not None
@@ -550,6 +581,11 @@ class Simulation:
             case "log anew":
                 until = self._recreate_log()
             case "anew":
+                for broker in range(BROKERS):
+                    if self.dice.random() < 0.5 and self.behind[broker][0] <= self.now:
+                        self.behind[broker] = (self.dice.uniform(self.now, self.now + seconds), self.topic.form)
+                self.seen_until[self.topic.form.topic_id] = self.now
+                self.seen_until |= {form.topic_id: self._seen_until(form.topic_id) for _, form in self.behind}
                 self.topic = Topic([[0] * self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
                 self.cuts.clear()
                 self.progress = dict.fromkeys(range(len(self.topic.records)), self.now)
@@ -561,6 +597,11 @@ class Simulation:
                 self._pause(seconds)
         self.troubled_until = max(self.troubled_until, until)
 
+    def _seen_until(self, topic_id: str) -> float:
+        """When the last broker names a topic that was deleted."""
+        by_some = [until for until, form in self.behind if form.topic_id == topic_id]
+        return max([self.seen_until.get(topic_id, 0.0), *by_some])
+
     def _cut(self, partition: int) -> None:
         """Its end is lost, and its new leader has other records."""
         records = self.topic.records[partition]
@@ -568,7 +609,7 @@ class Simulation:
         end, tp = len(records), TopicPartition(TOPIC, partition)
         self.topic.cuts[partition].append(end)
         records.extend([len(self.topic.cuts[partition])] * self.dice.randint(1, 8))
-        positions = [self.world.offset(GROUP, *tp) or 0, self.kept.get(tp, (0.0, 0, ""))[1]]
+        positions = [self.world.offset(GROUP, *tp) or 0, self.kept.get(tp, (0.0, 0, ()))[1]]
         position = max(*positions, *(each.fetch_at.get(tp, 0) for each in self.processes))
         epoch = len(self.topic.cuts[partition])
         if (former := self.cuts.pop(partition, None)) is not None:
@@ -610,6 +651,8 @@ class Simulation:
         """Delete the coordination topic, and make one of its name. Returns when all have noticed, and go on."""
         self.log_begins, self.log_since = len(self.log), self.broker_time
         self.world = World(INTERVAL, since=self.log_since)
+        self.named = {tp: {*topic_ids} for tp, (_, _, topic_ids) in self.kept.items()}
+        self.latest.clear()
         for partition, cuts in enumerate(self.topic.cuts):
             if cuts:  # The lost log may have known of it, and what is kept beside it not yet.
                 self.cuts[partition] = Cut(-1, LARGEST, 1)
@@ -662,6 +705,18 @@ class Simulation:
             if count > 1 and self.now >= self.jumped_until:
                 self.broken.append(f"{count} hold {tp} at {self.now:.2f}")
 
+    def _check_topic(self, tp: TopicPartition, topic_id: str, *before: str) -> None:
+        """The log never goes back to a topic that it has named, or that no broker has named since the latest one."""
+        named = self.named.setdefault(tp, set())
+        latest, at = self.latest.get(tp, (topic_id, 0.0))
+        if number_of(topic_id) < number_of(latest):
+            if topic_id in named or self.seen_until.get(topic_id, 0.0) < at:
+                self.broken.append(f"{tp} is set back from {latest} to {topic_id} at {self.now:.2f}")
+            # It never heard of the earlier one, and takes it for the later one until brokers have denied it for long.
+            self.troubled_until = max(self.troubled_until, self.now + 2 * TIMING.lookback)
+        self.latest[tp] = (topic_id, self.now)
+        named.update((topic_id, *before))
+
     def _check_progress(self) -> None:
         self.at(self.now + 1.0, self._check_progress)
         calm_since = max(self.troubled_until, self.away_until, self.slow_until)
@@ -689,6 +744,11 @@ class Simulation:
                 lost = [record.offset for record in self._owed(partition) if record not in self.done]
                 if lost:
                     self.broken.append(f"lost: {lost} of partition {partition}")
+
+
+def number_of(topic_id: str) -> int:
+    """Which incarnation of the topic has that id."""
+    return int(topic_id.removeprefix("id-"))
 
 
 def run(seed: int, *, plan: Plan | None = None, tell: bool = False) -> Simulation:

@@ -7,11 +7,12 @@ pytest tests/simulation/test_members.py -s --seed 139          one schedule agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
+from outbox_plugin.coordination import partition_owners
 from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetch_buffer import MayHandOut
@@ -100,8 +101,8 @@ def hand_out_what_the_log_has_not_promised(patch: pytest.MonkeyPatch) -> None:
 def remember_before_its_time(patch: pytest.MonkeyPatch) -> None:
     remember = World.remember
 
-    def at_once(world: World, key: Key, offset: int, topic_id: str, at: float) -> None:
-        remember(world, key, offset, topic_id, FOREVER * -1)
+    def at_once(world: World, key: Key, offset: int, topic_ids: tuple[str, ...], at: float) -> None:
+        remember(world, key, offset, topic_ids, FOREVER * -1)
 
     patch.setattr(World, "remember", at_once)
 
@@ -165,9 +166,9 @@ def claim_again_right_after_a_stall(patch: pytest.MonkeyPatch) -> None:
 def free_a_recreated_topic_once_its_holder_is_stale(patch: pytest.MonkeyPatch) -> None:
     begin = World._begin_anew
 
-    def early(world: World, key: Key, topic_id: str, message: Message, at: float) -> bool:
+    def early(world: World, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
         before = replace(world._claims.get(key, _ClaimState()))
-        counted = begin(world, key, topic_id, message, at)
+        counted = begin(world, key, topic_ids, message, at)
         if counted:
             stale_at = before.heartbeat + world._stale_after
             world._claims[key].barred = before.barred if before.holder is None else stale_at
@@ -179,11 +180,33 @@ def free_a_recreated_topic_once_its_holder_is_stale(patch: pytest.MonkeyPatch) -
 def say_only_once_that_a_topic_was_recreated(patch: pytest.MonkeyPatch) -> None:
     describe = Member.describe
 
-    def and_forget(member: Member, forms: Mapping[str, TopicForm], now: float) -> None:
-        describe(member, forms, now)
+    def and_forget(member: Member, forms: Mapping[str, TopicForm], now: float, *, asked: float | None = None) -> None:
+        describe(member, forms, now, asked=asked)
         member._recreated.clear()
 
     patch.setattr(Member, "describe", and_forget)
+
+
+def believe_a_broker_that_is_behind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(partition_owners, "REMEMBERED_TOPICS", 1)
+
+
+def believe_an_answer_that_came_late(patch: pytest.MonkeyPatch) -> None:
+    describe = Member.describe
+
+    def of_now(member: Member, forms: Mapping[str, TopicForm], now: float, *, asked: float | None = None) -> None:
+        describe(member, forms, now)
+
+    patch.setattr(Member, "describe", of_now)
+
+
+def name_a_topic_without_those_before(patch: pytest.MonkeyPatch) -> None:
+    begin = Member._begin_anew
+
+    def alone(member: Member, tp: TopicPartition, topic_id: str, before: Iterable[str], now: float) -> None:
+        begin(member, tp, topic_id, (), now)
+
+    patch.setattr(Member, "_begin_anew", alone)
 
 
 def take_a_late_heartbeat_for_that_of_a_holder(patch: pytest.MonkeyPatch) -> None:
@@ -199,6 +222,11 @@ AT_MOST_ONCE = replace(ONCE_OR_MORE, at_most_once=True)
 HELD = replace(ONCE_OR_MORE, processes=1, faults=stop_each(5.0, "hold", 1))
 ANEW: Faults = ((15.0, "anew", 0, 9.0), (23.0, "kill", 0, 12.0))
 BOTH_ANEW: Faults = ((8.2, "anew", 0, 5.0), (26.19, "log anew", 0, 1.0), (26.73, "anew", 0, 5.0))
+ANEW_AND_SEEN_LATE: Faults = tuple((at, "anew", 0, 9.0) for at in (8.0, 20.0, 32.0))
+ANEW_WHILE_ASKED: Faults = (
+    *((at, "anew", 0, 0.5) for at in (8.0, 12.0, 24.0, 28.0, 40.0, 44.0)),
+    *((at, "hold", n, seconds) for at in (8.3, 24.3, 40.3) for n, seconds in enumerate((10.0, 6.0, 5.0))),
+)
 ANEW_AFTER_A_STALL: Faults = (
     *((11.9, "hold", 1, 9.1), (19.9, "hold", 1, 2.7), (30.1, "double", 1, 0.8), (33.1, "double", 0, 11.6)),
     *((33.4, "anew", 0, 7.2), (34.7, "anew", 0, 2.4), (42.2, "hold", 1, 8.5), (45.0, "anew", 1, 10.6)),
@@ -264,6 +292,9 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
         replace(ONCE_OR_MORE, processes=1, faults=ANEW_WHILE_AWAY),
         "lost|stands still",
     ),
+    (believe_a_broker_that_is_behind, replace(ONCE_OR_MORE, faults=ANEW_AND_SEEN_LATE), "set back"),
+    (believe_an_answer_that_came_late, replace(ONCE_OR_MORE, faults=ANEW_WHILE_ASKED), "set back"),
+    (name_a_topic_without_those_before, replace(ONCE_OR_MORE, faults=ANEW_AND_SEEN_LATE), "set back|stands still"),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]
 

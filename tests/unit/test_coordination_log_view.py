@@ -12,7 +12,7 @@ PAUSE = ReleaseGroup(0, 50, "run-9", "operator", "billing", "", 0, NO_END)
 
 
 def kept(*positions: tuple[Key, float]) -> KeptState:
-    return KeptState({key: KeptPosition(7, at, "id-1") for key, at in positions}, {"billing": PAUSE})
+    return KeptState({key: KeptPosition(7, at, ("id-1",)) for key, at in positions}, {"billing": PAUSE})
 
 
 def test_a_position_that_was_kept_by_a_clock_ahead_makes_no_other_one_later() -> None:
@@ -27,7 +27,7 @@ def test_a_position_that_was_kept_by_a_clock_ahead_makes_no_other_one_later() ->
 def test_a_group_begins_with_what_is_its_own() -> None:
     everything = kept((BILLING, 60.0), (BILLING._replace(topic="bills"), 60.0), (OTHERS, 60.0))
     assert everything.of("billing", ["orders"]) == kept((BILLING, 60.0))
-    assert everything.of("others", ["orders"]) == KeptState({OTHERS: KeptPosition(7, 60.0, "id-1")})
+    assert everything.of("others", ["orders"]) == KeptState({OTHERS: KeptPosition(7, 60.0, ("id-1",))})
     view = LogView(range(8), 10, width=8, since=0)
     view.begin_with(everything)
     view.caught_up()

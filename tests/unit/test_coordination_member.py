@@ -22,7 +22,7 @@ from outbox_plugin.coordination.messages import (
     ReleasingPartition,
     coordination_partition,
 )
-from outbox_plugin.coordination.partition_owners import Holder
+from outbox_plugin.coordination.partition_owners import TOPIC_CLIENT, Holder
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
 
@@ -321,6 +321,87 @@ def test_that_a_topic_was_recreated_is_said_until_the_log_has_it(log: Log) -> No
     assert log.member.offset_of(PARTITION) == (0, "id-2")
     log.member.describe(recreated, log.now)
     assert log.sent() == []
+
+
+def describe(log: Log, topic_id: str) -> list[Message]:
+    """A broker says that the topic is this one. Returns what is sent because of that; it is in the log at once."""
+    log.say(*log.sent())
+    log.member.describe({"orders": TopicForm(1, topic_id)}, log.now)
+    said = log.sent()
+    log.say(*said)
+    return said
+
+
+def test_a_broker_that_is_behind_sets_nothing_back(log: Log) -> None:
+    consume(log, 10)
+    assert kinds(describe(log, "id-2")) == ["ReleasingPartition"]
+    for _ in range(10):
+        assert describe(log, "id-1") == []
+        log.step(5)
+    assert PARTITION in log.member.held(log.now), "another broker has said that it is id-2"
+    assert log.member.offset_of(PARTITION) == (0, "id-2")
+
+
+def test_what_all_brokers_say_for_long_counts_whatever_the_log_says(log: Log) -> None:
+    describe(log, "id-2")
+    log.step(6)
+    for _ in range(23):
+        assert describe(log, "id-1") == []
+        log.step(5)
+    describe(log, "id-2")
+    for _ in range(24):
+        assert describe(log, "id-1") == []
+        log.step(5)
+    assert kinds(describe(log, "id-1")) == ["ReleasingPartition"]
+    assert log.member.offset_of(PARTITION) == (0, "id-1")
+
+
+def others_say_that_it_was_recreated(log: Log) -> None:
+    log.say(ReleasingPartition(0, int(EPOCH), "id-2,id-1", TOPIC_CLIENT, "billing", *PARTITION, 0))
+
+
+def test_what_the_brokers_were_asked_before_others_saw_a_later_topic_does_not_count(log: Log) -> None:
+    """The answer comes late, or the process was stopped. It names a topic that the log never had."""
+    asked = log.now
+    log.now += 1
+    others_say_that_it_was_recreated(log)
+    log.member.describe({"orders": TopicForm(1, "id-3")}, log.now, asked=asked)
+    assert log.sent() == []
+    assert kinds(describe(log, "id-3")) == ["ReleasingPartition"]
+
+
+def test_a_partition_of_a_recreated_topic_is_claimed_once_a_broker_has_named_that_topic(log: Log) -> None:
+    others_say_that_it_was_recreated(log)
+    for _ in range(6):
+        assert log.step(5) == []
+        assert describe(log, "id-1") == []
+    describe(log, "id-2")
+    log.step(5)
+    assert PARTITION in log.member.held(log.now)
+
+
+def test_a_claim_of_one_who_knows_the_former_topic_only_is_given_up() -> None:
+    """It was sent before a stall. Which records are at which offsets, the instance is not told yet."""
+    log = Log()
+    log.member.tick(log.now)
+    claim = log.sent()
+    others_say_that_it_was_recreated(log)
+    log.say(Heartbeat(0, int(EPOCH), *OTHER, "billing", *PARTITION, 5))
+    log.now += 21
+    log.say(*claim)
+    said = log.sent()
+    assert kinds(said) == ["ReleasingPartition"]
+    log.say(*said)
+    assert (log.member.claims(), log.member.offset_of(PARTITION)) == ({}, (0, "id-2"))
+
+
+def test_what_topic_took_the_place_of_which_is_kept_at_once(log: Log) -> None:
+    """Else nobody would know it if the coordination topic were lost, too."""
+    log.member.take()
+    log.member.describe({"orders": TopicForm(1, "id-2")}, log.now)
+    log.say(*log.sent())
+    kept = [each for each in log.member.take() if isinstance(each, KeepPosition)]
+    assert [(each.offset, each.topic_ids) for each in kept] == [(0, ("id-2", "id-1"))]
 
 
 def test_a_recreated_topic_that_is_widened_later_has_no_position_of_the_old_one(log: Log) -> None:

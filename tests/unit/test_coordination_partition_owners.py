@@ -132,7 +132,7 @@ def test_a_topic_that_was_recreated_begins_anew_once() -> None:
     world = world_of(claiming(A, 100), beating(A, 105, 50), anew)
     assert owner(world, 110) is None
     assert world.offset(GROUP, "orders", 0) == 0
-    assert world.topic_id(GROUP, "orders", 0) == "id-2"
+    assert world.topic_ids(GROUP, "orders", 0)[0] == "id-2"
     assert not world.apply(claiming(B, 130), 130), "A may not have read it yet"
     assert world.apply(claiming(B, 131), 131)
     assert world.apply(beating(B, 131, 7), 131)
@@ -148,28 +148,62 @@ def test_a_stale_holder_of_a_topic_that_was_recreated_sets_no_position_of_the_ol
     assert world.offset(GROUP, "orders", 0) == 0
 
 
+def anew(at: int, *topic_ids: str) -> Message:
+    return ReleasingPartition(1, at, ",".join(topic_ids), TOPIC_CLIENT, GROUP, "orders", 0, 0)
+
+
+@pytest.mark.parametrize("late", [("id-1",), ("id-1", "id-0"), ("id-1", "id-2"), ("id-0",), ("",)])
+def test_a_topic_that_was_there_before_does_not_come_back(late: tuple[str, ...]) -> None:
+    """A broker that is behind names it. It would set the group back, and free the partition later each time."""
+    world = world_of(claiming(A, 100), anew(110, "id-2", "id-1", "id-0"), claiming(B, 131), beating(B, 131, 7))
+    assert not world.apply(anew(132, *late), 132)
+    assert (owner(world, 132), world.offset(GROUP, "orders", 0)) == (B, 7)
+    assert world.topic_ids(GROUP, "orders", 0) == ("id-2", "id-1", "id-0")
+
+
+def test_nor_does_one_whose_sender_does_not_know_the_latest() -> None:
+    world = world_of(anew(110, "id-3", "id-1"))
+    assert not world.apply(anew(111, "id-2", "id-1"), 111)
+    assert world.apply(anew(112, "id-4", "id-3", "id-1"), 112)
+
+
+def test_who_knows_that_a_topic_was_there_before_may_name_it_again() -> None:
+    """Else a wrong message would bind the group to a topic that is not there."""
+    world = world_of(anew(110, "id-2", "id-1"))
+    assert world.apply(anew(111, "id-1", "id-2", "id-1"), 111)
+    assert world.topic_ids(GROUP, "orders", 0) == ("id-1", "id-2")
+
+
+def test_what_was_kept_tells_the_topics_that_were_there_before() -> None:
+    """The log may be a new one."""
+    world = World(INTERVAL, since=100)
+    world.remember(Key(GROUP, "orders", 0), 40, ("id-2", "id-1"), 90)
+    assert not world.apply(anew(110, "id-1"), 110)
+    assert (world.offset(GROUP, "orders", 0), world.topic_ids(GROUP, "orders", 0)) == (40, ("id-2", "id-1"))
+
+
 def test_what_was_kept_counts_until_the_log_says_more() -> None:
     world = World(INTERVAL, since=100)
-    world.remember(Key(GROUP, "orders", 0), 40, "id-1", 90)
+    world.remember(Key(GROUP, "orders", 0), 40, ("id-1",), 90)
     assert world.offset(GROUP, "orders", 0) == 40
     assert world.state(GROUP, "orders", 0, 130) == "unclaimed"
     assert world.apply(claiming(A, 130), 130)
     assert world.apply(beating(A, 130, 41), 130)
-    world.remember(Key(GROUP, "orders", 0), 30, "id-1", 90)
+    world.remember(Key(GROUP, "orders", 0), 30, ("id-1",), 90)
     assert world.offset(GROUP, "orders", 0) == 41
 
 
 def test_a_heartbeat_that_comes_late_into_a_new_log_does_not_move_back_what_was_kept() -> None:
     """At most once, the records between them may have been handed out."""
     world = World(INTERVAL, since=100)
-    world.remember(Key(GROUP, "orders", 0), 40, "id-1", 99)
+    world.remember(Key(GROUP, "orders", 0), 40, ("id-1",), 99)
     world.apply(beating(A, 101, 35), 101)
     assert (owner(world, 102), world.offset(GROUP, "orders", 0)) == (A, 40)
 
 
 def test_what_was_kept_after_the_log_was_recreated_counts() -> None:
     world = World(INTERVAL, since=100)
-    world.remember(Key(GROUP, "orders", 0), 40, "id-1", 105)
+    world.remember(Key(GROUP, "orders", 0), 40, ("id-1",), 105)
     world.apply(beating(A, 101, 35), 101)
     world.recall_all()
     assert world.offset(GROUP, "orders", 0) == 40
@@ -179,7 +213,7 @@ def test_all_free_a_partition_of_a_recreated_topic_whose_new_position_some_remem
     """Its holder may keep a position of the new topic before anybody writes that the topic was recreated."""
     log = (claiming(A, 100), ReleasingPartition(1, 106, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0))
     remembering = World(INTERVAL)
-    remembering.remember(Key(GROUP, "orders", 0), 7, "id-2", 104)
+    remembering.remember(Key(GROUP, "orders", 0), 7, ("id-2",), 104)
     for message in log:
         remembering.apply(message, message.timestamp)
     assert owner(remembering, 110) == owner(world_of(*log), 110) is None
@@ -189,12 +223,12 @@ def test_all_free_a_partition_of_a_recreated_topic_whose_new_position_some_remem
 def test_what_was_kept_of_a_topic_does_not_hide_that_it_was_recreated_in_the_log() -> None:
     """What stands before is about the earlier topic, and its higher offsets are none of the new one's."""
     world = World(INTERVAL, since=100)
-    world.remember(Key(GROUP, "orders", 0), 6, "id-2", 130)
+    world.remember(Key(GROUP, "orders", 0), 6, ("id-2",), 130)
     anew = ReleasingPartition(1, 110, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
     for message in (beating(A, 104, 9), beating(A, 109, 9), anew, claiming(A, 130), beating(A, 130, 6)):
         world.apply(message, message.timestamp)
     world.recall_all()
-    assert (world.offset(GROUP, "orders", 0), world.topic_id(GROUP, "orders", 0)) == (6, "id-2")
+    assert (world.offset(GROUP, "orders", 0), world.topic_ids(GROUP, "orders", 0)) == (6, ("id-2",))
 
 
 def test_who_has_not_claimed_it_since_does_not_hold_a_partition_of_a_recreated_topic() -> None:

@@ -17,7 +17,7 @@ from outbox_plugin.coordination.state_topic import (
 
 KEY = Key("billing", "orders", 3)
 PAUSE = ReleaseGroup(0, 50, "run-9", "operator", "billing", "", 0, 650)
-POSITION = KeptPosition(42, 1_700_000_000.123, "id-1")
+POSITION = KeptPosition(42, 1_700_000_000.123, ("id-2", "id-1"))
 FORM = CoordinationForm(8, "id-9", 1_700_000_000.5)
 
 
@@ -34,7 +34,7 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_a_position_that_the_log_said_earlier_does_not_count_though_it_was_written_later() -> None:
-    records = [position_record(KEY, KeptPosition(offset, at, "id-1")) for offset, at in ((500, 20.0), (100, 10.0))]
+    records = [position_record(KEY, KeptPosition(offset, at, ("id-1",))) for offset, at in ((500, 20.0), (100, 10.0))]
     assert read(*records).positions[KEY].offset == 500
 
 
