@@ -24,8 +24,8 @@ timestamp says how long it lasts: from `timestamp` to `expires`, beginning when 
 
 A topic that was deleted and recreated has other records at the same offsets. An instance that notices it writes a
 ReleasingPartition of TOPIC_CLIENT. Its instance id has the new topic's id, and behind it the ids of those before it, as
-far as its sender knows them. Only the first message with an id counts, and only if its sender knows the last id that the
-log has named: a broker that is behind names a former topic again, and nobody can tell that from its answer. The
+far as its sender knows them. Only the first message with an id counts, and only if its sender knows the last id that
+the log has named: a broker that is behind names a former topic again, and nobody can tell that from its answer. The
 partition can be claimed two intervals later: whoever held it, even one that is stale or has just released it, may write
 of the old topic until it has read this.
 
@@ -37,7 +37,8 @@ whether a claim counted. But a holder sends heartbeats from its claim on; all ot
 back late. So the sender of a heartbeat is taken for the holder, and for certain after its second one; but not if the
 topic was recreated in the part that we have read, and the sender has not claimed the partition since. A claim counts
 after a silence in which every holder would have become stale, and after a pause, which released all. From then on the
-rules above hold.
+rules above hold. Where claims alone come for long, as when the coordination topic is new and all ask at once, one
+counts at last. Whoever began to read earlier may have counted an earlier one: the heartbeats of its sender decide.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ NO_END = 253_402_300_799  # The end of the year 9999: Marshal cannot read a paus
 REMEMBERED_INSTANCES = 4  # Former instances of a client, per partition, whose late heartbeats must not take it back.
 REMEMBERED_TOPICS = 8  # Ids of a partition's topic and of those before it.
 CROWD = 64
-LONGEST_DOUBT = 6  # Claims alone prolong the doubt to at most this many times the time until a holder is stale.
+LONGEST_DOUBT = 6  # A claim counts, though others came before it, after so many times the time until a holder is stale.
 FOREVER = float("inf")
 
 
@@ -399,9 +400,12 @@ class World:
             claim.claimants.add(holder)
         if group.paused_at >= self._since or at > claim.doubt:
             claim.doubt = -FOREVER
-        elif claims:  # The longest doubt ends it, however many claims there are.
+        elif claims:
+            claim.doubt = max(claim.doubt, at + self._stale_after)
+            # Whoever began to read earlier may have counted an earlier claim. Then its sender's heartbeats show that.
             longest = self._since + LONGEST_DOUBT * self._stale_after
-            claim.doubt = max(claim.doubt, min(longest, at + self._stale_after))
+            if lives is None and at > max(longest, claim.barred) and not self._is_paused_for(group, holder, at):
+                claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
         elif isinstance(message, Heartbeat) and lives == holder and age > 0:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0 and claim.may_have_claimed(holder):
@@ -412,6 +416,10 @@ class World:
         if claim.doubt == -FOREVER:
             claim.claimants = None
 
+    @staticmethod
+    def _is_paused_for(group: _Group, holder: Holder, at: float) -> bool:
+        return at < group.paused_until and holder.client_id != group.paused_by
+
     def _claim(self, group: _Group, claim: _ClaimState, holder: Holder, member: _MemberState, at: float) -> bool:
         held = self._holds(group, claim, at)
         if held and (claim.holder == holder or self._resume(claim, holder)):
@@ -421,7 +429,7 @@ class World:
         if held or claim.doubt > -FOREVER or at <= claim.barred:
             member.asked = max(member.asked, at)
             return False
-        if at < group.paused_until and holder.client_id != group.paused_by:
+        if self._is_paused_for(group, holder, at):
             return False
         claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
         return True

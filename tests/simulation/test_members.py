@@ -20,7 +20,7 @@ from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import Message, ReleaseGroup
-from outbox_plugin.coordination.partition_owners import FOREVER, Key, World, _ClaimState, _Group
+from outbox_plugin.coordination.partition_owners import FOREVER, LONGEST_DOUBT, Holder, Key, World, _ClaimState, _Group
 from outbox_plugin.core.topic_partition import TopicPartition
 from tests.simulation.conftest import Seeds
 from tests.simulation.members import Plan, run
@@ -209,6 +209,18 @@ def name_a_topic_without_those_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "_begin_anew", alone)
 
 
+def end_the_doubt_by_where_a_reader_began(patch: pytest.MonkeyPatch) -> None:
+    settle = World._settle
+
+    def early(world: World, group: _Group, claim: _ClaimState, holder: Holder, message: Message, at: float) -> None:
+        if at > world._since + LONGEST_DOUBT * world._stale_after:
+            claim.doubt, claim.claimants = -FOREVER, None
+        else:
+            settle(world, group, claim, holder, message, at)
+
+    patch.setattr(World, "_settle", early)
+
+
 def take_a_late_heartbeat_for_that_of_a_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_ClaimState, "may_have_claimed", lambda *_: True)
 
@@ -226,6 +238,10 @@ ANEW_AND_SEEN_LATE: Faults = tuple((at, "anew", 0, 9.0) for at in (8.0, 20.0, 32
 ANEW_WHILE_ASKED: Faults = (
     *((at, "anew", 0, 0.5) for at in (8.0, 12.0, 24.0, 28.0, 40.0, 44.0)),
     *((at, "hold", n, seconds) for at in (8.3, 24.3, 40.3) for n, seconds in enumerate((10.0, 6.0, 5.0))),
+)
+ONLY_CLAIMS: Faults = (
+    *((21.5, "log anew", 1, 1.9), (22.7, "end", 0, 9.0), (23.4, "end", 0, 7.2), (23.5, "log anew", 2, 3.3)),
+    *((44.1, "end", 3, 10.3), (45.0, "kill", 2, 8.0), (45.0, "slow", 0, 12.0)),
 )
 ANEW_AFTER_A_STALL: Faults = (
     *((11.9, "hold", 1, 9.1), (19.9, "hold", 1, 2.7), (30.1, "double", 1, 0.8), (33.1, "double", 0, 11.6)),
@@ -295,6 +311,11 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
     (believe_a_broker_that_is_behind, replace(ONCE_OR_MORE, faults=ANEW_AND_SEEN_LATE), "set back"),
     (believe_an_answer_that_came_late, replace(ONCE_OR_MORE, faults=ANEW_WHILE_ASKED), "set back"),
     (name_a_topic_without_those_before, replace(ONCE_OR_MORE, faults=ANEW_AND_SEEN_LATE), "set back|stands still"),
+    (
+        end_the_doubt_by_where_a_reader_began,
+        replace(ONCE_OR_MORE, processes=4, partitions=6, faults=ONLY_CLAIMS),
+        "hold TopicPartition",
+    ),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]
 

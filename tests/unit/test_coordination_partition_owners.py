@@ -381,6 +381,18 @@ def test_who_beats_twice_holds_it_whoever_beats_once() -> None:
     assert owner(late_world(100, beating(A, 101), beating(A_AGAIN, 104), beating(A, 105)), 105) == A_AGAIN
 
 
+@pytest.mark.parametrize("between", [(), (claiming(C, 223),)], ids=["nobody", "another one asks"])
+def test_whoever_began_to_read_later_knows_by_heartbeats_who_held_it_when_only_claims_came(
+    between: tuple[Message, ...],
+) -> None:
+    """The coordination topic is new, and all ask for the partition. Each begins to count claims at its own time."""
+    asked = [claiming(who, at) for at in range(101, 220, 5) for who in (B, C)]
+    log = [*asked, claiming(A, 221), *between, beating(A, 224, 7), beating(A, 229, 8)]
+    for since in (100, 101, 102, 103):
+        assert owner(late_world(since, *log), 229) == A, since
+        assert late_world(since, *log).offset(GROUP, "orders", 0) == 8
+
+
 # Generated logs: few instances, of few clients, over few partitions, with clocks that are late and ahead.
 
 who = st.builds(Holder, st.sampled_from(["1", "2", "3"]), st.sampled_from("abc"))
