@@ -68,10 +68,10 @@ class UnansweredMessages:
             now: when it has come back.
         """
         sent = self._sent.get(tp, {})
-        for earlier in [each for each in sent if each < timestamp]:
-            del sent[earlier]  # They were lost.
         if not (queue := sent.get(timestamp)):
             return None
+        for earlier in [each for each in sent if each < timestamp]:
+            del sent[earlier]  # They were lost.
         place = next((number for number, at in enumerate(queue) if now - at <= LOST_SECONDS), 0)
         at = queue[place]
         del queue[place]

@@ -15,6 +15,7 @@ from outbox_plugin.coordination.heartbeat_timing import HeartbeatTiming
 from outbox_plugin.coordination.held_partition import LOST_SECONDS, UnansweredMessages
 from outbox_plugin.coordination.member import Member
 from outbox_plugin.coordination.messages import (
+    LARGEST,
     ClaimingPartition,
     Entry,
     Heartbeat,
@@ -447,6 +448,18 @@ def test_who_stood_still_sets_nothing_right_before_it_has_read_the_log(log: Log)
     log.say(*said)
     assert "ReleasingPartition" in kinds(log.step(12))
     assert log.member.offset_of(PARTITION)[0] == 10
+
+
+def test_who_stood_still_claims_again_however_often_others_write_in_its_name(log: Log) -> None:
+    """Their timestamps, which may be of any time, say nothing of what became of our messages."""
+    consume(log, 10)
+    log.now += 60
+    for _ in range(6):
+        log.member.tick(log.now)
+        said = log.sent()
+        log.say(replace(other(Heartbeat, 0), timestamp=LARGEST), *said)
+        log.now += 6
+    assert PARTITION in log.member.held(log.now)
 
 
 def test_what_is_set_right_is_so_with_the_last_release(log: Log) -> None:
