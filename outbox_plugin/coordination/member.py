@@ -85,7 +85,7 @@ class Member:
         # The id of each topic that we have been told of and have not believed, and since when we are told nothing else.
         self._named: dict[str, float] = {}  # When we last read that a topic was recreated.
         self._refused: dict[str, tuple[str, float]] = {}
-        self._gained_of: dict[TopicPartition, str] = {}  # The topic's id when we gained a partition.
+        self._gained_of: dict[TopicPartition, tuple[str]] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
         self._verdicts: dict[tuple[TopicPartition, int], bool | None] = {}
@@ -276,10 +276,9 @@ class Member:
         for tp, (_, end) in claims.items():
             self._verdicts.pop((tp, end), None)
 
-    def offset_of(self, tp: TopicPartition) -> tuple[int, str]:
-        """Return the offset at which the group goes on by the log, and the id of its topic."""
-        known = self.view.topic_id(tp)
-        return self.view.start_of(tp), known or self._gained_of.get(tp, "")
+    def offset_of(self, tp: TopicPartition) -> tuple[int, tuple[str, ...]]:
+        """Return the offset at which the group goes on by the log, and the ids of its topic and of those before it."""
+        return self.view.start_of(tp), self.view.topic_ids(tp) or self._gained_of.get(tp, ())
 
     def wanted_ends(self, now: float) -> list[TopicPartition]:
         """The partitions whose ends `ends` needs next; none while no other instance could help."""
@@ -403,8 +402,7 @@ class Member:
             self._to_keep[tp] = None
 
     def _position(self, tp: TopicPartition) -> KeepPosition:
-        topic_ids = self.view.topic_ids(tp) or tuple(filter(None, [self._gained_of.get(tp)]))
-        return KeepPosition(tp, self.view.start_of(tp), topic_ids, self.view.time_of(Key(self._group, *tp)))
+        return KeepPosition(tp, *self.offset_of(tp), self.view.time_of(Key(self._group, *tp)))
 
     def _reclaim(self, tp: TopicPartition, held: HeldPartition, now: float) -> None:
         """Claim a partition again that was ours until it became stale, and that nobody else has claimed since."""
@@ -435,7 +433,7 @@ class Member:
             return
         until = sent + STALE_INTERVALS * self._timing.interval
         held = self._held[tp] = HeldPartition(Claim(self.view.start_of(tp)), until, now)
-        self._gained_of[tp] = self.view.forms[tp.topic].topic_id
+        self._gained_of[tp] = (self.view.forms[tp.topic].topic_id,)
         self._trend.forget()
         self._actions.append(ClaimGained(tp, held.claim.position, entry.offset))
         self._beat(tp, held, now)

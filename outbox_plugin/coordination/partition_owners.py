@@ -115,6 +115,16 @@ class _ClaimState:
         """The id of the topic that `offset` belongs to; empty if it is not known."""
         return next(iter(self.topic_ids), "")
 
+    def pass_to(self, holder: Holder, at: float, pauses: int) -> None:
+        """Let an instance hold the partition that did not hold it before, nor did its client.
+
+        Args:
+            holder: the instance.
+            at: when it claimed the partition, or showed that it holds it.
+            pauses: how many its group has had.
+        """
+        self.holder, self.heartbeat, self.pauses, self.former = holder, at, pauses, ()
+
     def may_have_claimed(self, holder: Holder) -> bool:
         """Return whether an instance may hold the partition. Since its topic was recreated, we have read all claims."""
         return self.claimants is None or holder in self.claimants
@@ -405,11 +415,11 @@ class World:
             # Whoever began to read earlier may have counted an earlier claim. Then its sender's heartbeats show that.
             longest = self._since + LONGEST_DOUBT * self._stale_after
             if lives is None and at > max(longest, claim.barred) and not self._is_paused_for(group, holder, at):
-                claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
+                claim.pass_to(holder, at, group.pauses)
         elif isinstance(message, Heartbeat) and lives == holder and age > 0:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0 and claim.may_have_claimed(holder):
-            claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
+            claim.pass_to(holder, at, group.pauses)
             # A heartbeat that was sent before the coordination topic was recreated is older than what is remembered.
             claim.offset = message.offset if claim.offset is None else max(claim.offset, message.offset)
             claim.doubt = max(claim.doubt, at + self._stale_after)
@@ -431,7 +441,7 @@ class World:
             return False
         if self._is_paused_for(group, holder, at):
             return False
-        claim.holder, claim.heartbeat, claim.pauses, claim.former = holder, at, group.pauses, ()
+        claim.pass_to(holder, at, group.pauses)
         return True
 
     def _beat(self, group: _Group, claim: _ClaimState, holder: Holder, offset: int, at: float) -> bool:
