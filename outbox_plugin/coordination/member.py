@@ -80,10 +80,10 @@ class Member:
         self._stamp = 0
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
-        # Of recreated topics, until the log has their new ids: those that we have been told of before.
+        # The partitions of recreated topics, until the log has the new ids; and the former ids that we were told.
         self._recreated: dict[TopicPartition, tuple[str, ...]] = {}
-        # The id of each topic that we have been told of and have not believed, and since when we are told nothing else.
-        self._named: dict[str, float] = {}  # When we last read that a topic was recreated.
+        self._named: dict[str, float] = {}  # When we last read in the log that a topic was recreated.
+        # The former id that the brokers name though the log names a later one, and since when they name no other one.
         self._refused: dict[str, tuple[str, float]] = {}
         self._gained_of: dict[TopicPartition, tuple[str]] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
@@ -136,13 +136,19 @@ class Member:
                 known = self.view.topic_ids(tp)
                 if known[:1] == (form.topic_id,):
                     self._recreated.pop(tp, None)
-                elif known or tp in self._recreated:  # Again, too, while the log does not have it.
+                elif known or tp in self._recreated:  # Each time, until the log has it: the message may be lost.
                     told = self._recreated.setdefault(tp, ())
                     before = known or [each for each in told if each != form.topic_id]
                     self._begin_anew(tp, form.topic_id, before, now)
 
     def _is_outdated(self, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
-        """Whether a broker that is behind has named a topic: the log knows the one that has taken its place."""
+        """Whether a broker that is behind has named a topic: the log knows the one that has taken its place.
+
+        Args:
+            topic_id: the id that it has named.
+            partitions: all of the topic.
+            now: the time.
+        """
         topic = partitions[0].topic
         if not any(topic_id in self.view.topic_ids(tp)[1:] for tp in partitions):
             self._refused.pop(topic, None)
@@ -332,7 +338,8 @@ class Member:
         if counted and message.client_id == TOPIC_CLIENT:
             self._named[message.topic] = now
             if tp in self._recreated:
-                self._to_keep[tp] = None  # The log may be lost, and a broker behind for longer than the log shows.
+                # At once: the log may be lost, and later instances may not read this part of it.
+                self._to_keep[tp] = None
         if (message.instance_id, message.client_id) == self.me:
             self._answered(tp, entry, counted, now)
         elif tp in self._held and self.view.latest_holder(tp) != self.me:
