@@ -639,10 +639,10 @@ class Simulation:
         process.doubtful_until = process.suspended_until + 2 * TURN + 2 * INTERVAL
 
     def _imitate(self, process: Process, until: float) -> None:
-        """Somebody else writes messages in a process's name, now and then."""
+        """Somebody else writes messages in a process's name, now and then, with times in the past or the future."""
         if process.member is not None:
             for tp in process.assigned:
-                sent = int(self.broker_time) - 100
+                sent = int(self.broker_time) + self.dice.choice([-100, 1_000])
                 self.append(Heartbeat(VERSION, sent, *process.member.me, GROUP, *tp, 0))
         if (next_at := self.now + self.dice.uniform(0.2, 2.0)) < until:
             self.at(next_at, lambda: self._imitate(process, until))
