@@ -337,9 +337,8 @@ class Member:
         tp = TopicPartition(message.topic, message.partition)
         if counted and message.client_id == TOPIC_CLIENT:
             self._named[message.topic] = now
-            if tp in self._recreated:
-                # At once: the log may be lost, and later instances may not read this part of it.
-                self._to_keep[tp] = None
+            # The new id is kept once somebody has claimed the partition. If it were kept now, and the log were lost, a
+            # heartbeat that is on its way would count as a position in the new topic.
         if (message.instance_id, message.client_id) == self.me:
             self._answered(tp, entry, counted, now)
         elif tp in self._held and self.view.latest_holder(tp) != self.me:
