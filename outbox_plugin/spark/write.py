@@ -165,7 +165,7 @@ class OutboxWrite:
         return self
 
     def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
-        """Write only if `claim` returns True. It is called in the same transaction, before the write, and may write, too.
+        """Write only if `claim` returns True. It is called before the write, in its transaction, and may write, too.
 
         If it returns False, nothing is written, not by `claim` either, and `again` is True in the result of `commit`.
         It is called once more if Postgres was lost before the commit, and what it wrote was rolled back.
