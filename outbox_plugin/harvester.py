@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
 from outbox_plugin.adapters.broker_probe import all_brokers_answer
-from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration, RegistrationConnection
 from outbox_plugin.adapters.kafka_acknowledging_log import KafkaAcknowledgingLog
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
@@ -60,8 +60,7 @@ from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from outbox_plugin.relay.supervisor import Supervisor
-from outbox_plugin.schema.connection import connect, errors_as_refusals, errors_as_unavailable
-from outbox_plugin.schema.statements import statement
+from outbox_plugin.schema.connection import errors_as_refusals, errors_as_unavailable
 from outbox_plugin.settings import Settings
 from outbox_plugin.threads.background import Background
 
@@ -86,6 +85,15 @@ def may_take_over_early(settings: Settings) -> bool:
     False if goharvest may take part in the election: nothing fences it, and it would go on beside a new leader.
     """
     return settings.delivery == "exactly-once" or not (settings.leader_topic or settings.leader_group)
+
+
+class _Registered(NamedTuple):
+    """What a harvester that registers learns of its outbox."""
+
+    identity: OutboxIdentity
+    terms: TermHistory
+    layout: Layout
+    weaknesses: list[str]
 
 
 class Harvester(Background):
@@ -173,62 +181,61 @@ class Harvester(Background):
         return note
 
     def _check_both(self, admin: KafkaAdmin) -> tuple[OutboxIdentity, Layout, list[str]]:
-        """Register with the outbox once Kafka is found to be as it must be."""
-        identity, terms, layout, weaknesses = self._register(keep=False)
-        self._check_kafka(admin, identity, terms, layout)
-        checked, (identity, terms, layout, weaknesses) = (identity, layout.shards), self._register(keep=True)
-        if (identity, layout.shards) != checked:  # Somebody has changed it since the check.
-            self._check_kafka(admin, identity, terms, layout)
-        return identity, layout, weaknesses
+        """Register with the outbox once Kafka is found to be as it must be.
 
-    def _register(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, list[str]]:
-        """Register our group, delivery and number of shards with the outbox.
-
-        Returns the outbox's identity, its terms, its layout, and its weaknesses. If `keep` is False, the
-        registration is rolled back: the first check must change nothing, as Kafka may refuse us.
+        The table is checked once here: each term checks it again.
         """
+        with closing(RegistrationConnection(self._settings)) as connection:
+            checked = self._register(partial(self._check_registration, connection))
+            self._check_kafka(admin, checked)
+            registered = self._register(partial(self._keep_registration, connection))
+        if (registered.identity, registered.layout.shards) != (checked.identity, checked.layout.shards):
+            self._check_kafka(admin, registered)  # Somebody has changed it since the check.
+        return registered.identity, registered.layout, checked.weaknesses
+
+    def _register(self, attempt: Callable[[], _Registered]) -> _Registered:
         with errors_as_refusals(self._settings):
             try:
-                return self._register_when_unlocked(keep=keep)
+                return self._register_when_unlocked(attempt)
             except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
-                return self._register_when_unlocked(keep=keep)
+                return self._register_when_unlocked(attempt)
 
-    def _register_when_unlocked(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, list[str]]:
+    def _register_when_unlocked(self, attempt: Callable[[], _Registered]) -> _Registered:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""
         while True:
             try:
-                return self._register_once(keep=keep)
+                return attempt()
             except psycopg.errors.LockNotAvailable as error:
                 if self._stop.is_set():
                     raise
                 logger.warning("waiting for another session that locks the outbox (see pg_locks): %s", one_line(error))
 
-    def _register_once(self, *, keep: bool) -> tuple[OutboxIdentity, TermHistory, Layout, list[str]]:
-        with self._registration(keep=keep) as registration:
-            identity = registration.check_outbox()
-            registration.register_group(adopt=self._adopt)
-            registration.register_delivery(adopt=self._adopt)
-            self._signer, terms = registration.signer(), registration.terms()
-            self._is_new = terms.number == 0
-            return identity, terms, registration.register_layout(), registration.weaknesses()
+    def _check_registration(self, connection: RegistrationConnection) -> _Registered:
+        """Check the outbox, and whether it lets us register. This must change nothing, as Kafka may refuse us."""
+        with connection.registration(keep=False) as registration:
+            registered = self._registered(registration, registration.check_outbox())
+            return registered._replace(weaknesses=registration.weaknesses())
 
-    @contextmanager
-    def _registration(self, *, keep: bool = True) -> Iterator[HarvesterRegistration]:
-        """A transaction that locks a row which every takeover needs.
+    def _keep_registration(self, connection: RegistrationConnection) -> _Registered:
+        with connection.registration() as registration:
+            return self._registered(registration, registration.identity())
 
-        Postgres ends it if this process is stopped meanwhile, or if another session keeps the row locked.
-        """
-        with closing(self._connect()) as connection, connection.transaction(force_rollback=not keep):
-            connection.execute(statement("window", "registration_limits", self._settings.table))
-            yield HarvesterRegistration(self._settings, connection)
+    def _registered(self, registration: HarvesterRegistration, identity: OutboxIdentity) -> _Registered:
+        """Register our group, delivery and number of shards with the outbox."""
+        registration.register_group(adopt=self._adopt)
+        registration.register_delivery(adopt=self._adopt)
+        self._signer, terms = registration.signer(), registration.terms()
+        self._is_new = terms.number == 0
+        return _Registered(identity, terms, registration.register_layout(), [])
 
-    def _check_kafka(self, admin: KafkaAdmin, identity: OutboxIdentity, terms: TermHistory, layout: Layout) -> None:
+    def _check_kafka(self, admin: KafkaAdmin, registered: _Registered) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
+        layout = registered.layout
         try:
             admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
             admin.check_rights(self._names, progress=self._exactly_once)
             for shard in range(layout.shards) if self._exactly_once else ():
-                self._check_progress(Slice(shard, layout.shards), identity, terms)
+                self._check_progress(Slice(shard, layout.shards), registered.identity, registered.terms)
         except (LogUnavailable, TopicMissing) as error:
             raise ServerRefused(str(error)) from None
 
@@ -238,9 +245,6 @@ class Harvester(Background):
         last = read_progress(self._settings, self._names, slice_, self._signer, accepts_unsigned=accepts_unsigned)
         left_behind(last.record, identity, adopt=self._adopt)
         require_recorded(last.newest or last.record, slice_.name, terms, adopt=self._adopt)
-
-    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        return connect(self._settings, purpose="outbox harvester (start)")
 
     def _harvest(self, identity: OutboxIdentity, layout: Layout, note: str | None) -> None:
         while not self._stop.is_set():
@@ -270,7 +274,11 @@ class Harvester(Background):
         pace = Backoff(ERROR_FIRST, ERROR_LAST)
         while not self._stop.wait(pace.wait(random.random())):  # noqa: S311 - not for secrets.
             try:
-                with errors_as_unavailable(), self._registration() as registration:
+                with (
+                    errors_as_unavailable(),
+                    closing(RegistrationConnection(self._settings)) as connection,
+                    connection.registration() as registration,
+                ):
                     registration.register_group()
                     registration.register_delivery()
                     self._signer = registration.signer()

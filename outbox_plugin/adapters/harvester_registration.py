@@ -6,6 +6,8 @@ which the database remembers: another group or delivery is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -16,9 +18,39 @@ from outbox_plugin.core.shards import Layout
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.errors import ForeignOutbox, InvalidSetting, SchemaMissing, ServerRefused
 from outbox_plugin.schema.columns import check_columns
+from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.statements import check_name, statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
+
+
+class RegistrationConnection:
+    """The connection on which a harvester registers. Another one takes its place where Postgres has ended it."""
+
+    def __init__(self, settings: Settings) -> None:
+        """No connection yet."""
+        self._settings = settings
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    @contextmanager
+    def registration(self, *, keep: bool = True) -> Iterator[HarvesterRegistration]:
+        """A transaction that locks a row which every takeover needs. It is rolled back if `keep` is False.
+
+        Postgres ends it if this process is stopped meanwhile, or if another session keeps the row locked.
+
+        Raises:
+            psycopg.Error: Postgres is away, or refuses.
+        """
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._settings, purpose="outbox harvester (start)")
+        with self._connection.transaction(force_rollback=not keep):
+            self._connection.execute(statement("window", "registration_limits", self._settings.table))
+            yield HarvesterRegistration(self._settings, self._connection)
+
+    def close(self) -> None:
+        """Disconnect. Safe to call twice."""
+        if self._connection is not None:
+            self._connection.close()
 
 
 class HarvesterRegistration:
@@ -32,14 +64,12 @@ class HarvesterRegistration:
         self._connection = connection
         self.table_with_schema = with_schema(connection, settings.table)
 
-    def check_outbox(self) -> OutboxIdentity:
-        """Check that the outbox is there and as it must be. Returns its identity.
+    def identity(self) -> OutboxIdentity:
+        """Who the outbox is.
 
         Raises:
-            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, a column is of
-                another type, its ids need not be unique, or no row of the table can be deleted.
+            SchemaMissing: the table, our trigger, or our own tables are missing.
             InvalidSetting: the table is known by another name.
-            ServerRefused: our transactions are isolated otherwise than we need.
         """
         settings = self._settings
         check_name(settings.table, self._ask("identity", "known_as"))
@@ -55,6 +85,18 @@ class HarvesterRegistration:
             raise SchemaMissing(
                 f"the table {settings.table!r} lacks the trigger `outbox_truncated`; run `outbox migrate` first"
             )
+        return OutboxIdentity(incarnation, place)
+
+    def check_outbox(self) -> OutboxIdentity:
+        """Check that the outbox is there and as it must be. Returns its identity.
+
+        Raises:
+            SchemaMissing: the table, one of its columns, our trigger, or our own tables are missing, a column is of
+                another type, its ids need not be unique, or no row of the table can be deleted.
+            InvalidSetting: the table is known by another name.
+            ServerRefused: our transactions are isolated otherwise than we need.
+        """
+        settings, identity = self._settings, self.identity()
         check_columns(self._connection, self.table_with_schema, settings.table)
         if not self._ask("identity", "unique_ids"):
             raise SchemaMissing(
@@ -69,7 +111,7 @@ class HarvesterRegistration:
                 f"{keeper} keeps the rows of the table {settings.table!r} from being deleted: each would be published "
                 "again and again"
             )
-        return OutboxIdentity(incarnation, place)
+        return identity
 
     def _check_creation_times(self) -> None:
         """A row is told by its time of creation: that must be to the microsecond, and stay.

@@ -45,8 +45,6 @@ def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: 
     notes: list[str | None] = []
 
     class Registration:
-        def __init__(self, *_: object) -> None: ...
-
         def weaknesses(self) -> list[str]:
             return [wrong_now["ids"]] if "ids" in wrong_now else []
 
@@ -64,7 +62,8 @@ def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: 
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(harvester, "HarvesterRegistration", Registration)
+    connection = SimpleNamespace(close=lambda: None, registration=lambda: nullcontext(Registration()))
+    monkeypatch.setattr(harvester, "RegistrationConnection", lambda _: connection)
     monkeypatch.setattr(harvester, "KafkaAdmin", lambda _: Admin())
     monkeypatch.setattr(harvester, "ERROR_FIRST", 0.01)
     again = Harvester(Settings(dsn="postgresql://u@h/d", bootstrap_servers="h:1"))
@@ -81,8 +80,6 @@ def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: 
         notes.append(note)
         return SimpleNamespace(run=run)
 
-    connection = SimpleNamespace(close=lambda: None, execute=lambda _: None, transaction=lambda **_: nullcontext())
-    monkeypatch.setattr(again, "_connect", lambda: connection)
     monkeypatch.setattr(again, "_supervisor", supervisor)
     again._harvest(OutboxIdentity("incarnation", "here"), Layout(1, 1), "what the first start has found")
     assert notes[0] == "what the first start has found"
