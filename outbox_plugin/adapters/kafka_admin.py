@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 from outbox_plugin.adapters.kafka_clients import (
     REACH_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
+    UNKNOWN_TOPIC,
     answer_of,
     client_config,
     connection_error,
@@ -163,10 +164,13 @@ class KafkaAdmin:
 
     def check_reachable(self) -> None:
         """Raise ServerRefused unless a broker answers in time. The message has the client's reason."""
+        asked: Future[Any] = self.client.describe_cluster(request_timeout=REACH_SECONDS)
         try:
-            self.client.list_topics(timeout=REACH_SECONDS)
+            answer_of(asked, REACH_SECONDS + 1)
         except KafkaException as error:
             raise ServerRefused(str(self.failure(error.args[0]))) from None
+        except TimeoutError:
+            raise ServerRefused(str(self.failure(KafkaError(KafkaError._TIMED_OUT)))) from None
 
     def failure(self, error: KafkaError) -> ServerRefused | LogUnavailable:
         """What `error`, the failure of a new client's request, means. Why it could not connect says more."""
@@ -210,17 +214,13 @@ class KafkaAdmin:
         if progress:  # A progress record must never expire: it proves what was published, however long ago.
             wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         try:
-            existing = self.client.list_topics(timeout=REQUEST_TIMEOUT_SECONDS).topics
+            partitions = self._partitions(wanted)
             missing = [
                 NewTopic(topic, num_partitions=shards, config=dict(config))
                 for topic, config in wanted.items()
-                if topic not in existing
+                if topic not in partitions
             ]
-            small = [
-                NewPartitions(topic, shards)
-                for topic in wanted
-                if topic in existing and len(existing[topic].partitions) < shards
-            ]
+            small = [NewPartitions(topic, shards) for topic, count in partitions.items() if count < shards]
             futures: list[tuple[str, Future[None]]] = []
             if missing:
                 futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
@@ -230,6 +230,27 @@ class KafkaAdmin:
                 self._created(topic, future)
         except KafkaException as error:
             raise connection_error(error.args[0], self._settings) from error
+
+    def _partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each of `topics` has that exists, as far as we may see it.
+
+        All topics of the cluster may be thousands, so it is asked for these alone.
+
+        Raises:
+            KafkaException: Kafka refuses it, or is away.
+            LogUnavailable: there is no answer.
+        """
+        asked = self.client.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_TIMEOUT_SECONDS)
+        found = {}
+        for topic, answer in asked.items():
+            try:
+                found[topic] = len(answer_of(answer, REQUEST_TIMEOUT_SECONDS + 1).partitions)
+            except TimeoutError:
+                raise LogUnavailable("Kafka does not answer which topics exist") from None
+            except KafkaException as error:
+                if error.args[0].code() not in {*UNKNOWN_TOPIC, KafkaError.TOPIC_AUTHORIZATION_FAILED}:
+                    raise
+        return found
 
     @staticmethod
     def _created(topic: str, future: Future[None]) -> None:
