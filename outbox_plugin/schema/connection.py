@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, timeout_from_conninfo
 
 from outbox_plugin.errors import SchemaMissing, ServerRefused, StoreUnavailable
@@ -82,8 +81,8 @@ async def connect_async(settings: Settings, *, purpose: str = "outbox") -> Watch
         raise _too_old(version)
     _prepare_to_probe(connection, settings, options)
     try:
-        for query in _keeping(connection, settings, options):
-            await connection.execute(query, {"pid": connection.info.backend_pid})
+        if time_outs := _to_switch_off(connection, options):
+            await connection.execute(statement("probe", "stay", settings.table), _stay(connection, time_outs))
     except BaseException:
         await connection.close()
         raise
@@ -91,32 +90,37 @@ async def connect_async(settings: Settings, *, purpose: str = "outbox") -> Watch
 
 
 def _kept(connection: C, settings: Settings, options: dict[str, Any], *, takes_long: bool = False) -> C:
-    """Keep time-outs that a role or a database sets from ending `connection`, and return it; see `_keeping`."""
+    """Keep time-outs that a role or a database sets from ending `connection`, and return it."""
     try:
-        for query in _keeping(connection, settings, options, takes_long=takes_long):
-            connection.execute(query, {"pid": connection.info.backend_pid})
+        if time_outs := _to_switch_off(connection, options, takes_long=takes_long):
+            connection.execute(statement("probe", "stay", settings.table), _stay(connection, time_outs))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _keeping(
+def _to_switch_off(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
-    settings: Settings,
     options: dict[str, Any],
     *,
     takes_long: bool = False,
-) -> list[sql.Composed]:
-    """The statements that switch off a session's time-outs, except those that the DSN sets."""
-    since = {"stay_idle": ("idle_session_timeout", 14)}
+) -> list[str]:
+    """The time-outs of a session that the server knows, and the DSN does not set."""
+    since = {"idle_session_timeout": 14}
     if takes_long:
-        since["take_long"] = ("transaction_timeout", 17)
+        since["transaction_timeout"] = 17
     return [
-        statement("probe", name, settings.table)
-        for name, (time_out, version) in since.items()
+        time_out
+        for time_out, version in since.items()
         if connection.info.server_version >= version * 10_000 and time_out not in str(options.get("options", ""))
     ]
+
+
+def _stay(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], time_outs: list[str]
+) -> dict[str, object]:
+    return {"pid": connection.info.backend_pid, "time_outs": time_outs}
 
 
 def _too_old(version: int) -> ServerRefused:

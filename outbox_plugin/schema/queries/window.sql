@@ -25,13 +25,15 @@ set_config('row_security', 'off', true)
 -- the DELETE it would double the cost per row. There is no time-out, as in `configure_read`.
 SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
 
+-- name: durable_and_short
+-- The same, for a transaction of several statements: it ends after 2 s without one, because the next leader may be waiting for
+-- its locks.
+SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true),
+       set_config('idle_in_transaction_session_timeout', '2000', true), {notice_hidden_rows}
+
 -- name: not_durable
 -- For the transaction: do not wait for the commit to be durable. What a crash undoes is simply done again.
 SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
-
--- name: short_idle_timeout
--- For the transaction: end it after 2 s without a statement, because the next leader may be waiting for its locks.
-SELECT set_config('idle_in_transaction_session_timeout', '2000', true)
 
 -- name: registration_limits
 -- For the transaction: end it after 10 s without a statement, and wait no longer for a lock. No leader waits for it. The
