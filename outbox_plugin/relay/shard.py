@@ -100,6 +100,11 @@ class Shard:
             term.take_over()
 
     @property
+    def leads(self) -> bool:
+        """Whether our term has taken over, and has not ended."""
+        return self._term is not None and self._term.phase == "leader"
+
+    @property
     def _active_term(self) -> LeaderTerm | None:
         """Our term, unless it has been asked to end."""
         return self._term if self._term is not None and not self._term.stopping else None

@@ -12,7 +12,7 @@ from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.shard import Shard
 
 LISTEN_SECONDS = 0.1
-# The same for a moment after the start: what makes a leader of us may come at any time.
+# The same for a moment after the start, until we lead: what makes a leader of us may come at any time.
 JOIN_SECONDS, LISTEN_WHILE_JOINING_SECONDS = 1.0, 0.01
 HAND_OVER_SECONDS = 10.0
 SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.
@@ -87,7 +87,7 @@ class Supervisor:
             shard.election.set_ownership(shard.number in owned)
 
     def _listen(self) -> None:
-        is_joining = self._clock() < self._joins_until
+        is_joining = self._clock() < self._joins_until and not all(shard.leads for shard in self._shards.values())
         for heartbeat in self._membership.receive(LISTEN_WHILE_JOINING_SECONDS if is_joining else LISTEN_SECONDS):
             self._silent_since = self._clock()
             self._is_new = self._is_new and heartbeat.phase != "leader"

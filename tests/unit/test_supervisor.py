@@ -24,12 +24,13 @@ class SlowMembership:
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self.seconds = seconds
+        self.owns = {0}
         self.waits: list[float] = []
         self.said: list[LeaderHeartbeat] = []
         self.unheard: list[LeaderHeartbeat] = []
 
     def owned(self) -> set[int]:
-        return {0}
+        return self.owns
 
     def receive(self, wait_seconds: float) -> Iterator[LeaderHeartbeat]:
         self._clock.time += self.seconds
@@ -101,7 +102,22 @@ def test_a_harvester_that_was_stopped_listens_first() -> None:
 
 def test_a_harvester_that_has_just_started_looks_often_whether_it_is_to_lead() -> None:
     supervisor, membership = harvester(0.3)
+    membership.owns = set()
     for _ in range(6):
         supervisor._turn()
     assert membership.waits == 4 * [0.01] + 2 * [0.1]
+    supervisor._hand_over()
+
+
+def test_a_harvester_that_leads_soon_after_its_start_does_not_look_so_often_any_more() -> None:
+    supervisor, membership = harvester(0.001)
+
+    def leads() -> bool:
+        supervisor._turn()
+        return membership.said != [] and membership.said[-1].phase == "leader"
+
+    eventually(leads, 10)
+    assert membership.waits[0] == 0.01
+    supervisor._turn()
+    assert membership.waits[-1] == 0.1
     supervisor._hand_over()
