@@ -6,6 +6,7 @@ import os
 import select
 import threading
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 
@@ -19,23 +20,35 @@ class PostgresWakeUp:
     """`WakeUp` on LISTEN and a lock that writers see. Needs a session of its own: no transaction-mode pooler."""
 
     def __init__(self, settings: Settings, shard: int) -> None:
-        """Connect and listen.
+        """Nothing is connected before a leader is about to sleep: rows that it has to relay first do not wait for that.
 
-        Raises:
-            StoreUnavailable: Postgres is away, or refuses us.
+        Args:
+            settings: which outbox.
+            shard: whose leader is woken.
         """
         self._settings = settings
         self._shard = shard
-        with errors_as_unavailable():
-            self._connection = connect(settings, purpose="outbox harvester (wake-up)")
-            try:
-                self._table_with_schema = with_schema(self._connection, settings.table)
-                self._connection.execute(statement("wake_up", "listen", self._table_with_schema))
-            except BaseException:
-                self._connection.close()
-                raise
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._table_with_schema = settings.table
         self._pipe: tuple[int, int] | None = os.pipe()  # To read from, and to write to.
         self._pipe_lock = threading.Lock()  # A closed descriptor's number may be in use again a moment later.
+
+    def _listening(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """The connection, which hears what is notified from now on.
+
+        Raises:
+            psycopg.Error: Postgres is away, or refuses us.
+        """
+        if self._connection is None:
+            connection = connect(self._settings, purpose="outbox harvester (wake-up)")
+            try:
+                self._table_with_schema = with_schema(connection, self._settings.table)
+                connection.execute(statement("wake_up", "listen", self._table_with_schema))
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
 
     def arm(self) -> bool:
         """Take the wake-up lock. Returns False if a writer holds it; poll once more before you wait."""
@@ -44,13 +57,14 @@ class PostgresWakeUp:
     def wait(self, seconds: float) -> bool:
         """Wait for a writer's notification or `interrupt`. Returns False after `seconds`."""
         with errors_as_unavailable():
+            connection = self._listening()
             # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
             poll = select.poll()
             interrupted = self._pipe[0] if self._pipe else -1
-            for descriptor in (self._connection.fileno(), interrupted):
+            for descriptor in (connection.fileno(), interrupted):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
-            heard = [notice.payload for notice in self._connection.notifies(timeout=0)]
+            heard = [notice.payload for notice in connection.notifies(timeout=0)]
         return interrupted in ready or self._settings.table in heard
 
     def interrupt(self) -> None:
@@ -66,13 +80,15 @@ class PostgresWakeUp:
     def _ask(self, name: str) -> bool:
         values = {"table": self._settings.table, "shard": self._shard}
         with errors_as_unavailable():
-            row = self._connection.execute(statement("wake_up", name, self._table_with_schema), values).fetchone()
+            connection = self._listening()
+            row = connection.execute(statement("wake_up", name, self._table_with_schema), values).fetchone()
         return bool(row and row[0])
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
-        with suppress(psycopg.Error):
-            self._connection.close()
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
         with self._pipe_lock:
             for descriptor in self._pipe or ():
                 os.close(descriptor)

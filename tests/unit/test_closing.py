@@ -62,7 +62,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Po
     monkeypatch.setattr(postgres_wake_up, "connect", lambda *_, **__: Gone(closed=request.param))
     monkeypatch.setattr(postgres_wake_up, "with_schema", lambda *_: "outbox")
     monkeypatch.setattr(postgres_wake_up, "statement", lambda *_: b"")
-    return PostgresWakeUp(SETTINGS, 0)
+    wake_up = PostgresWakeUp(SETTINGS, 0)
+    wake_up._listening()
+    return wake_up
 
 
 def test_a_wake_up_whose_server_has_gone_keeps_no_descriptor(alone: PostgresWakeUp) -> None:
