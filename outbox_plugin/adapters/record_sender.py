@@ -271,10 +271,19 @@ class RecordSender:
             rows = self._rows_by_content()
             # Then a clock is wrong, and no row. librdkafka reports the records of a batch of several as invalid.
             blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in reports)
-            for error, topic, key, value in reports:
-                concerned = self._concerned(rows.get((topic, key or b"", value), []))
+            failed = [
+                (error, topic, self._concerned(rows.get((topic, key or b"", value), [])))
+                for error, topic, key, value in reports
+            ]
+            for error, topic, concerned in failed:
                 self._interpret(error, topic, concerned, blames_clock=blames_clock)
-            self._narrow({topic for error, topic, *_ in reports if error.code() == KafkaError.MSG_SIZE_TOO_LARGE})
+            self._narrow(
+                [
+                    (topic, concerned)
+                    for error, topic, concerned in failed
+                    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+                ]
+            )
             self._failed -= self._refusals.keys()
         return Deliveries(
             dict(self._refusals),
@@ -313,7 +322,7 @@ class RecordSender:
                 self._send_one_by_one(topic)
             return
         is_clock = blames_clock and error.code() in _INVALID
-        if is_clock or (refusal := self._refusal(error, topic)) is None:
+        if is_clock or (refusal := self._refusal(error, topic, concerned)) is None:
             return
         if refusal.whole_topic or _are_alike(concerned):
             self._refusals |= {row.id: refusal for row in concerned}
@@ -327,13 +336,13 @@ class RecordSender:
         """Send the topic's records one by one next time, to find out which of them it was."""
         self._limits[topic], self._narrowed = 0, True
 
-    def _narrow(self, too_large: set[str]) -> None:
-        """Send the records of topics in smaller groups next time, as a batch of theirs was too large."""
-        self._too_large |= too_large
-        for topic in too_large.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
-            if not self._failed_alone(topic):
-                self._limits[topic] = _SMALLER[self._limits.get(topic)]
-                self._narrowed = True
+    def _narrow(self, too_large: Sequence[tuple[str, list[OutboxRow]]]) -> None:
+        """Send the records of topics in smaller groups next time, of which a batch of several was too large."""
+        self._too_large.update(topic for topic, _ in too_large)
+        topics = {topic for topic, concerned in too_large if not self._was_alone(topic, concerned)}
+        for topic in topics.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
+            self._limits[topic] = _SMALLER[self._limits.get(topic)]
+            self._narrowed = True
 
     def _concerned(self, alike: list[OutboxRow]) -> list[OutboxRow]:
         """The rows that a failed delivery may have been of. A report has no headers to tell `alike` rows apart.
@@ -346,14 +355,16 @@ class RecordSender:
     def no_smaller_rows(self) -> dict[int, Refusal]:
         """The refusals that rows would get which come after one that is too large for their topic, and are no smaller.
 
-        Compressed records may fit nevertheless. Rows before the refused one were sent alone, too, and accepted.
+        Compressed records may fit nevertheless. Of rows before the refused one, their own reports decide.
         """
         smallest: dict[str, int] = {}
         found: dict[int, Refusal] = {}
         for row in self._rows if self._too_large_alone else ():
             if row.id in self._too_large_alone:
                 smallest[row.topic] = min(record_bytes(row), smallest.get(row.topic, sys.maxsize))
-            elif row.topic in smallest and fault_of(row) is None and record_bytes(row) >= smallest[row.topic]:
+            elif row.topic not in smallest or row.id in self._refusals or fault_of(row) is not None:
+                continue
+            elif record_bytes(row) >= smallest[row.topic]:
                 found[row.id] = Refusal(f"larger than the topic {row.topic} takes")
         return found
 
@@ -380,17 +391,25 @@ class RecordSender:
         }
         return refused_by_topic(self._rows, UnwritableTopics(forbidden))
 
-    def _refusal(self, error: KafkaError, topic: str) -> Refusal | None:
+    def _refusal(self, error: KafkaError, topic: str, concerned: list[OutboxRow]) -> Refusal | None:
         if error.code() in FORBIDDEN_TOPIC:
             return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
         if error.code() in _INVALID:
             return Refusal(error.str())
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._failed_alone(topic):
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._was_alone(topic, concerned):
             return Refusal(f"larger than the topic {topic} takes: {error.str()}")
         return None
 
-    def _failed_alone(self, topic: str) -> bool:
-        return topic in self._limits and sum(row.topic == topic for row in self._group) == 1
+    def _was_alone(self, topic: str, concerned: list[OutboxRow]) -> bool:
+        """Whether the row `concerned` is the only one of its topic in the last group.
+
+        The report of an earlier group may come late, where its flush has timed out.
+        """
+        return (
+            topic in self._limits
+            and len(concerned) == 1
+            and [each for each in self._group if each.topic == topic] == concerned
+        )
 
 
 def refused_by_topic(rows: Sequence[OutboxRow], verdict: UnwritableTopics) -> dict[int, Refusal]:

@@ -63,10 +63,13 @@ class BadRowHandler:
 
     def hold_doubtful(self, rows: Iterable[OutboxRow]) -> None:
         """Leave the keys of rows that may be bad in the table for a moment, so that the others do not wait for them."""
-        if keys := {OrderingKey.of(row) for row in rows}:
-            again_at = self.doubtful_windows.hold(self.runtime.now())
+        if keys := list(dict.fromkeys(map(OrderingKey.of, rows))):
+            now = self.runtime.now()
+            seconds = self.doubtful_windows.hold(now)
             with self.lock:
-                self.note_held(dict.fromkeys(keys, again_at))
+                self.note_held(dict.fromkeys(keys, now + seconds))
+            reason = f"Kafka has refused a row that is no larger; {len(keys)} key(s) wait for such a reason"
+            self.observe(KeysHeld(self.shard, tuple(keys[:1]), reason, seconds))
 
     def hold(self, topics: Mapping[str, Away]) -> None:
         """Leave rows of topics that are away in the table for a while, so that the others can be sent."""

@@ -192,3 +192,27 @@ def test_the_partitions_of_a_topic_are_counted_once_for_many_records_of_one_that
         records.reset()
         records.produce(producer, rows)  # type: ignore[arg-type]
         assert producer.asked == 3
+
+
+class Silent(Unreachable):
+    """Its flush ends before anything is answered."""
+
+    def flush(self, _: float) -> int:
+        return len(self.taken)
+
+
+def test_records_that_were_sent_together_are_not_blamed_one_by_one_for_a_late_answer() -> None:
+    """The answer about the first two comes while the last group has one row of their topic."""
+    sizes = {1: 20_000, 2: 40_000, 3: 30_000, 4: 45_000}
+    rows = [GOOD._replace(id=number, key=f"k{number}", value=f"{number}" * size) for number, size in sizes.items()]
+    with closing(Silent()) as producer:
+        records = RecordSender(lambda _: None)
+        records._limits["orders"] = 65_536
+        records.reset()
+        records.produce(producer, Rows([tuple(row) for row in rows]))  # type: ignore[arg-type]
+        for row in rows[:2]:
+            report = SimpleNamespace(topic=lambda: "orders", key=row.key.encode, value=str(row.value).encode)
+            records.on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), report)  # type: ignore[arg-type]
+        sent = records.interpret_failures()
+    assert (sent.refusals, sent.narrowed) == ({}, True)
+    assert records.no_smaller_rows() == {}
