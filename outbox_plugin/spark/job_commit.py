@@ -11,11 +11,11 @@ The record makes a commit happen once: a second commit with the same id finds th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Literal
 
 import psycopg
@@ -27,13 +27,13 @@ from outbox_plugin.printable import one_line
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
-from outbox_plugin.spark.staging import RESTART_SECONDS
+from outbox_plugin.spark.staging import patiently
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class CommitUnknown(OutboxError):
-    """Postgres was lost during a commit and did not come back: rows and events were written together, or not at all."""
+    """Postgres was lost during a commit: rows and events were written together, or not at all, and which is unknown."""
 
 
 class Outcome(Enum):
@@ -91,6 +91,35 @@ class StagedWrite:
     on_conflict: sql.Composable | None = None
 
 
+@dataclass
+class CommitAttempt:
+    """One transaction of a commit.
+
+    Attributes:
+        connection: outside a transaction, until `run` begins one.
+        has_recorded: whether the record was inserted in it. Then no earlier attempt has committed.
+        was_committing: whether its COMMIT may have been sent.
+    """
+
+    connection: Connection
+    has_recorded: bool = False
+    was_committing: bool = False
+
+    def run(self, publish: Callable[[CommitAttempt], Outcome]) -> Outcome:
+        """Run `publish` in the transaction, which is rolled back unless `publish` returns `PUBLISHED`."""
+        with self.connection.transaction() as transaction:
+            outcome = publish(self)
+            if outcome is not Outcome.PUBLISHED:
+                raise psycopg.Rollback(transaction)
+            self.was_committing = True
+        return outcome
+
+    @property
+    def has_lost_its_answer(self) -> bool:
+        """Whether the connection was lost during the commit, so that nobody knows whether it succeeded."""
+        return self.was_committing and self.connection.closed
+
+
 def is_committed(connection: Connection, outbox: str, record: CommitRecord) -> bool:
     """Whether the job has been committed. Also removes staging tables that its earlier runs left behind.
 
@@ -109,7 +138,7 @@ def watch_client(connection: Connection, outbox: str) -> None:
 
 
 def record_and_publish(
-    connection: Connection,
+    attempt: CommitAttempt,
     outbox: str,
     record: CommitRecord,
     write: StagedWrite,
@@ -118,7 +147,7 @@ def record_and_publish(
     """Record a commit and publish its rows, in the transaction of `commit_once`.
 
     Args:
-        connection: in the transaction.
+        attempt: in its transaction.
         outbox: the outbox's name, with its schema.
         record: of the commit.
         write: the staged rows.
@@ -128,10 +157,12 @@ def record_and_publish(
         StagingLost: not all of the staged rows are there any more.
         RowsDropped: a table did not take all of the rows.
     """
+    connection = attempt.connection
     parameters = {**record.parameters, "events": write.events.rows if write.events else 0}
     recorded = connection.execute(statement("staging", record.statement, outbox), parameters).fetchall()
     if not recorded:
         return Outcome.RECORDED_BEFORE
+    attempt.has_recorded = True
     if condition and not condition(connection):
         return Outcome.DECLINED
     [(events_before,)] = recorded
@@ -145,7 +176,7 @@ def record_and_publish(
 def commit_once(
     connection: Connection,
     connect_again: Callable[[], Connection],
-    publish: Callable[[Connection], Outcome],
+    publish: Callable[[CommitAttempt], Outcome],
     run_again: str,
 ) -> Outcome:
     """Run `publish` in a transaction, which is rolled back unless `publish` returns `PUBLISHED`.
@@ -158,47 +189,40 @@ def commit_once(
         connection: outside a transaction.
         connect_again: makes the new connection.
         publish: records the commit and publishes its rows.
-        run_again: tells the user how to run the same job again.
+        run_again: tells the user how to find out whether the job has written, and to write if it has not.
 
     Raises:
-        CommitUnknown: the connection was lost during the commit, and Postgres did not come back.
+        CommitUnknown: the connection was lost during the commit, and its outcome could not be found out.
     """
-    outcomes: list[Outcome] = []
-
-    def attempt(connection: Connection) -> Outcome:
-        with connection.transaction() as transaction:
-            outcomes.append(publish(connection))
-            if outcomes[-1] is not Outcome.PUBLISHED:
-                raise psycopg.Rollback(transaction)
-        return outcomes[-1]
-
+    first = CommitAttempt(connection)
     try:
-        return attempt(connection)
+        return first.run(publish)
     except psycopg.Error:
         if not connection.closed:
             raise
-    was_committing = bool(outcomes)
+    second: CommitAttempt | None = None
     try:
-        with _patiently(connect_again) as new:
-            outcome = attempt(new)
-    except psycopg.OperationalError as error:
-        if not was_committing:
+        with patiently(partial(_connected_to_primary, connect_again)) as new:
+            second = CommitAttempt(new)
+            outcome = second.run(publish)
+    except psycopg.Error as error:
+        first_is_unknown = first.was_committing and not (second and second.has_recorded)
+        if not (first_is_unknown or (second and second.has_lost_its_answer)):
             raise
         raise CommitUnknown(
-            f"Postgres was lost during the commit, and did not come back ({one_line(error)}): rows and events were "
-            f"written together, or not at all: {run_again}, which writes them if they are not there"
+            f"Postgres was lost during the commit, and its outcome could not be found out ({one_line(error)}): rows "
+            f"and events were written together, or not at all: {run_again}"
         ) from None
-    return Outcome.PUBLISHED if was_committing and outcome is Outcome.RECORDED_BEFORE else outcome
+    return Outcome.PUBLISHED if first.was_committing and outcome is Outcome.RECORDED_BEFORE else outcome
 
 
-def _patiently(connect: Callable[[], Connection]) -> Connection:
-    """Connect, and wait if Postgres is restarting, as the tasks do."""
-    deadline = time.monotonic() + RESTART_SECONDS
-    while time.monotonic() < deadline:
-        with suppress(psycopg.OperationalError):
-            return connect()
-        time.sleep(0.5)
-    return connect()
+def _connected_to_primary(connect: Callable[[], Connection]) -> Connection:
+    """Connect, and refuse a standby: after a failover, it takes no writes until it is promoted."""
+    connection = connect()
+    if connection.info.parameter_status("in_hot_standby") == "on":
+        connection.close()
+        raise psycopg.OperationalError("the server is a standby, which has not been promoted yet")
+    return connection
 
 
 @contextmanager

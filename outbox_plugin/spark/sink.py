@@ -34,6 +34,7 @@ from outbox_plugin.settings import Settings
 from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row_form
 from outbox_plugin.spark.job_commit import (
+    CommitAttempt,
     CommitRecord,
     Connection,
     Outcome,
@@ -107,16 +108,17 @@ class _Sink:
         Args:
             staged: the events, each with its business row where there is a business table.
             job_id: of the job or the stream.
-            run_again: tells the user how to run it again.
+            run_again: tells the user how to find out whether it has written, and to write if it has not.
             record_of: makes the commit's record, in the transaction of the commit.
             check_repeat: called if the commit was recorded before.
         """
 
-        def publish(connection: Connection) -> Outcome:
+        def publish(attempt: CommitAttempt) -> Outcome:
+            connection = attempt.connection
             watch_client(connection, self.outbox)
             record = record_of(connection)
             write = StagedWrite(staged if self.options.business_table else None, staged)
-            outcome = record_and_publish(connection, self.outbox, record, write)
+            outcome = record_and_publish(attempt, self.outbox, record, write)
             if outcome is Outcome.RECORDED_BEFORE and check_repeat:
                 check_repeat(connection, record)
             staged.table.end_lease(connection)
@@ -156,12 +158,13 @@ class OutboxWriter(DataSourceArrowWriter):
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             InvalidRow: a business row would be refused by Postgres; nothing is written.
             StagingLost: Postgres crashed meanwhile, or a later run of the same job is under way.
-            CommitUnknown: Postgres was lost during the commit, and did not come back.
+            CommitUnknown: Postgres was lost during the commit, and its outcome could not be found out.
         """
         if not self._again:
             staged = accepted(self._table, [message.attempt for message in _own(messages) if message.attempt])
             job_id = self._record.job_id
-            self._sink.publish(staged, job_id, f"run the job again with the jobId {job_id!r}", lambda _: self._record)
+            run_again = f"run the job again with the jobId {job_id!r}, which writes them if they are not there"
+            self._sink.publish(staged, job_id, run_again, lambda _: self._record)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Remove the staging table."""
@@ -189,7 +192,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             InvalidEvent: a row would be refused by the outbox or by Kafka; nothing is written.
             StagingLost: Postgres crashed meanwhile.
-            CommitUnknown: Postgres was lost during the commit, and did not come back.
+            CommitUnknown: Postgres was lost during the commit, and its outcome could not be found out.
             CheckpointTooOld: a later batch of the query, or this one with other events, has been published; nothing is
                 written.
         """
@@ -197,7 +200,8 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         for table, query_id in {(message.table, message.query_id) for message in own if message.table}:
             staged = accepted(table, [message.attempt for message in own if message.attempt])
             record_of = partial(self._record, staged, query_id, batchId)
-            self._sink.publish(staged, query_id, "start the stream again", record_of, self._check_repeat)
+            run_again = "start the stream again, which writes them if they are not there"
+            self._sink.publish(staged, query_id, run_again, record_of, self._check_repeat)
 
     @staticmethod
     def _record(staged: Staged, query_id: str, batch_id: int, connection: Connection) -> CommitRecord:

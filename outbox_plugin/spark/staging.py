@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import psycopg
@@ -26,6 +27,8 @@ from outbox_plugin.schema.whole_records import takes_whole_records
 from outbox_plugin.spark.columns import BusinessColumnWrong, EventForm, RowForm
 from outbox_plugin.spark.copy_format import BINARY_END, BINARY_START, binary_rows, csv_rows
 from outbox_plugin.spark.row_problems import RowProblem, TableLimits
+
+C = TypeVar("C", bound=psycopg.Connection[Any])
 
 SCHEMA = "outbox_staging"
 PREFIX = "outbox_staging_"
@@ -253,17 +256,21 @@ class StageTask:
 
 def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Connect, and wait if Postgres is restarting: Spark allows a task only a few attempts."""
+    connection = patiently(partial(psycopg.connect, dsn, application_name="outbox spark task", autocommit=True))
+    connection.isolation_level = ISOLATION
+    return connection
+
+
+def patiently(connect: Callable[[], C]) -> C:
+    """Connect. While Postgres is restarting, try again for `RESTART_SECONDS`."""
     deadline = time.monotonic() + RESTART_SECONDS
     while True:
         try:
-            connection = psycopg.connect(dsn, application_name="outbox spark task", autocommit=True)
+            return connect()
         except psycopg.OperationalError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-        else:
-            connection.isolation_level = ISOLATION
-            return connection
 
 
 def row_column(number: int) -> str:

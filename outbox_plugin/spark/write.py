@@ -24,6 +24,7 @@ from outbox_plugin.spark.business_table import check_business_table
 from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
 from outbox_plugin.spark.evaluate_once import evaluated_once
 from outbox_plugin.spark.job_commit import (
+    CommitAttempt,
     Connection,
     Outcome,
     StagedWrite,
@@ -191,7 +192,7 @@ class OutboxWrite:
             InvalidRow: a business row would be refused by Postgres; nothing has been written.
             RowsDropped: a table did not take all rows, because of its own triggers or rules; nothing has been written.
             StagingLost: staged rows are gone, as after a crash of Postgres; nothing has been written.
-            CommitUnknown: Postgres was lost during the commit, and did not come back; the message says what to do.
+            CommitUnknown: Postgres was lost during the commit, and its outcome is unknown; the message says what to do.
             EvaluationLost: an executor that held data of both rows and events is lost; nothing has been written.
             ServerRefused, SchemaMissing: Postgres refuses us, or the outbox's tables are missing.
             pyspark.errors.PySparkException: a task failed for good; nothing has been written.
@@ -204,7 +205,9 @@ class OutboxWrite:
                 return JobCommitted(self._job_id, 0, 0, again=True)
             with self._stage_all(connection, outbox) as (business, events):
                 publish = partial(self._publish, outbox, business, events)
-                run_again = f"run the job again with the job id {self._job_id!r}"
+                run_again = (
+                    f"run the job again with the job id {self._job_id!r}, which writes them if they are not there"
+                )
                 outcome = commit_once(connection, self._connected, publish, run_again)
         if outcome is not Outcome.PUBLISHED:
             return JobCommitted(self._job_id, 0, 0, again=True)
@@ -259,11 +262,11 @@ class OutboxWrite:
         with evaluated_once(rows, events) as both:
             yield both
 
-    def _publish(self, outbox: str, business: Staged | None, events: Staged | None, connection: Connection) -> Outcome:
-        watch_client(connection, outbox)
+    def _publish(self, outbox: str, business: Staged | None, events: Staged | None, attempt: CommitAttempt) -> Outcome:
+        watch_client(attempt.connection, outbox)
         replaced, on_conflict = self._business[2:] if self._business else (None, None)
         write = StagedWrite(business, events, replaced, on_conflict)
-        return record_and_publish(connection, outbox, self._record, write, self._condition)
+        return record_and_publish(attempt, outbox, self._record, write, self._condition)
 
 
 @dataclass(frozen=True)

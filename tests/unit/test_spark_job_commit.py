@@ -1,0 +1,143 @@
+"""What a job reports if it loses Postgres during its commit, with connections that are lost on cue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from outbox_plugin.spark import staging
+from outbox_plugin.spark.job_commit import (
+    CommitAttempt,
+    CommitUnknown,
+    Connection,
+    Outcome,
+    StagedWrite,
+    commit_once,
+    job_record,
+    record_and_publish,
+)
+
+
+class FakeConnection:
+    """A connection that a statement loses, or that answers each one with a row.
+
+    Attributes:
+        loses: the statement that is not answered.
+        closed: as psycopg's, whether the connection is lost.
+        rows: what each statement returns.
+        info: what the server says of itself.
+    """
+
+    def __init__(self, loses: str = "", *, rows: list[tuple[int]] | None = None, is_standby: bool = False) -> None:
+        self.loses = loses
+        self.closed = False
+        self.rows = [(0,)] if rows is None else rows
+        status = {"in_hot_standby": "on" if is_standby else "off"}
+        self.info = SimpleNamespace(parameter_status=status.get)
+
+    def __enter__(self) -> FakeConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def execute(self, *_: object) -> FakeConnection:
+        return self
+
+    def fetchall(self) -> list[tuple[int]]:
+        return self.rows
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """As psycopg's: if the connection is lost during a rollback, the error that led to it goes on."""
+        try:
+            yield
+        except psycopg.Rollback:
+            if self.loses == "ROLLBACK":
+                self.close()
+                raise
+        else:
+            if self.loses == "COMMIT":
+                self.close()
+                raise psycopg.OperationalError("the connection is lost")
+
+
+def commit(
+    first: FakeConnection,
+    second: FakeConnection | Callable[[], FakeConnection],
+    publish: Callable[[CommitAttempt], Outcome],
+) -> Outcome:
+    connect_again = (lambda: second) if isinstance(second, FakeConnection) else second
+    return commit_once(cast(Connection, first), cast(Any, connect_again), publish, "run it again")
+
+
+def record(attempt: CommitAttempt) -> Outcome:
+    return record_and_publish(attempt, "outbox", job_record("job"), StagedWrite(None, None))
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "RESTART_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(
+    "error", [psycopg.errors.ReadOnlySqlTransaction, psycopg.InterfaceError, psycopg.errors.QueryCanceled]
+)
+def test_whatever_prevents_the_repeat_after_a_lost_commit_leaves_its_outcome_unknown(
+    error: type[psycopg.Error],
+) -> None:
+    def publish(attempt: CommitAttempt) -> Outcome:
+        if attempt.connection is cast(object, second):
+            raise error("prevented")
+        return record(attempt)
+
+    second = FakeConnection()
+    with pytest.raises(CommitUnknown, match=r"its outcome could not be found out \(prevented\): .*: run it again$"):
+        commit(FakeConnection("COMMIT"), second, publish)
+
+
+def test_a_repeat_that_has_recorded_the_commit_proves_that_the_first_did_not_succeed() -> None:
+    def publish(attempt: CommitAttempt) -> Outcome:
+        outcome = record(attempt)
+        if attempt.connection is cast(object, second):
+            raise psycopg.errors.DiskFull("no space")
+        return outcome
+
+    second = FakeConnection()
+    with pytest.raises(psycopg.errors.DiskFull):
+        commit(FakeConnection("COMMIT"), second, publish)
+
+
+def test_a_repeat_that_is_lost_during_its_own_commit_leaves_its_outcome_unknown() -> None:
+    def publish(attempt: CommitAttempt) -> Outcome:
+        if attempt.connection is cast(object, first):
+            first.close()
+            raise psycopg.OperationalError("lost before the commit")
+        return record(attempt)
+
+    first = FakeConnection()
+    with pytest.raises(CommitUnknown):
+        commit(first, FakeConnection("COMMIT"), publish)
+
+
+def test_what_was_lost_before_a_commit_is_a_plain_failure() -> None:
+    def publish(attempt: CommitAttempt) -> Outcome:
+        cast(FakeConnection, attempt.connection).close()
+        raise psycopg.OperationalError("lost before the commit")
+
+    with pytest.raises(psycopg.OperationalError):
+        commit(FakeConnection(), FakeConnection(), publish)
+
+
+def test_a_standby_is_asked_again_until_it_is_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "RESTART_SECONDS", 30.0)
+    servers = iter([FakeConnection(is_standby=True), FakeConnection(rows=[])])
+    assert commit(FakeConnection("COMMIT"), lambda: next(servers), record) is Outcome.PUBLISHED
