@@ -107,7 +107,7 @@ class CommitAttempt:
 
     def run(self, publish: Callable[[CommitAttempt], Outcome]) -> Outcome:
         """Run `publish` in the transaction, which is rolled back unless `publish` returns `PUBLISHED`."""
-        with self.connection.transaction() as transaction:
+        with suppress(psycopg.Rollback), self.connection.transaction() as transaction:
             outcome = publish(self)
             if outcome is not Outcome.PUBLISHED:
                 raise psycopg.Rollback(transaction)

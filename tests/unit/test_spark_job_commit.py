@@ -141,3 +141,8 @@ def test_a_standby_is_asked_again_until_it_is_promoted(monkeypatch: pytest.Monke
     monkeypatch.setattr(staging, "RESTART_SECONDS", 30.0)
     servers = iter([FakeConnection(is_standby=True), FakeConnection(rows=[])])
     assert commit(FakeConnection("COMMIT"), lambda: next(servers), record) is Outcome.PUBLISHED
+
+
+@pytest.mark.parametrize("outcome", [Outcome.RECORDED_BEFORE, Outcome.DECLINED])
+def test_a_connection_that_is_lost_during_a_rollback_leaves_no_doubt(outcome: Outcome) -> None:
+    assert commit(FakeConnection("ROLLBACK"), FakeConnection(), lambda _: outcome) is outcome
