@@ -205,10 +205,7 @@ class OutboxWrite:
                 return JobCommitted(self._job_id, 0, 0, again=True)
             with self._stage_all(connection, outbox) as (business, events):
                 publish = partial(self._publish, outbox, business, events)
-                run_again = (
-                    f"run the job again with the job id {self._job_id!r}, which writes them if they are not there"
-                )
-                outcome = commit_once(connection, self._connected, publish, run_again)
+                outcome = commit_once(connection, self._connected, publish, self._run_again)
         if outcome is not Outcome.PUBLISHED:
             return JobCommitted(self._job_id, 0, 0, again=True)
         return JobCommitted(
@@ -217,6 +214,10 @@ class OutboxWrite:
             rows=business.rows if business else 0,
             set_aside=events.dead_letters if events else 0,
         )
+
+    @property
+    def _run_again(self) -> str:
+        return f"run the job again with the job id {self._job_id!r}, which writes them if they are not there"
 
     def _connected(self) -> Connection:
         connection = connect_patiently(self._settings, purpose=PURPOSE)

@@ -30,6 +30,7 @@ class FakeConnection:
         loses: the statement that is not answered.
         closed: as psycopg's, whether the connection is lost.
         rows: what each statement returns.
+        is_standby: whether the server refuses writes, and says so.
         info: what the server says of itself.
     """
 
@@ -37,8 +38,8 @@ class FakeConnection:
         self.loses = loses
         self.closed = False
         self.rows = [(0,)] if rows is None else rows
-        status = {"in_hot_standby": "on" if is_standby else "off"}
-        self.info = SimpleNamespace(parameter_status=status.get)
+        self.is_standby = is_standby
+        self.info = SimpleNamespace(parameter_status={"in_hot_standby": "on" if is_standby else "off"}.get)
 
     def __enter__(self) -> FakeConnection:
         return self
@@ -50,6 +51,8 @@ class FakeConnection:
         self.closed = True
 
     def execute(self, *_: object) -> FakeConnection:
+        if self.is_standby:
+            raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction")
         return self
 
     def fetchall(self) -> list[tuple[int]]:
@@ -91,9 +94,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "error", [psycopg.errors.ReadOnlySqlTransaction, psycopg.InterfaceError, psycopg.errors.QueryCanceled]
 )
-def test_whatever_prevents_the_repeat_after_a_lost_commit_leaves_its_outcome_unknown(
-    error: type[psycopg.Error],
-) -> None:
+def test_whatever_prevents_the_repeat_of_a_lost_commit_leaves_its_outcome_unknown(error: type[psycopg.Error]) -> None:
     def publish(attempt: CommitAttempt) -> Outcome:
         if attempt.connection is cast(object, second):
             raise error("prevented")
