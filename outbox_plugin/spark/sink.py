@@ -112,11 +112,14 @@ class _Sink:
             record_of: makes the commit's record, in the transaction of the commit.
             check_repeat: called if the commit was recorded before.
         """
+        record: CommitRecord | None = None
 
         def publish(attempt: CommitAttempt) -> Outcome:
+            nonlocal record
             connection = attempt.connection
             watch_client(connection, self.outbox)
-            record = record_of(connection)
+            if record is None:  # A second attempt may find that a crash has emptied the staging table.
+                record = record_of(connection)
             write = StagedWrite(staged if self.options.business_table else None, staged)
             outcome = record_and_publish(attempt, self.outbox, record, write)
             if outcome is Outcome.RECORDED_BEFORE and check_repeat:

@@ -9,18 +9,26 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
-from outbox_plugin.spark import staging
+from outbox_plugin.spark import sink, staging
+from outbox_plugin.spark.columns import event_form
 from outbox_plugin.spark.job_commit import (
     CommitAttempt,
+    CommitRecord,
     CommitUnknown,
     Connection,
     Outcome,
     StagedWrite,
+    batch_record,
     commit_once,
     job_record,
     record_and_publish,
 )
+from outbox_plugin.spark.publish import Staged, StagingLost
+from outbox_plugin.spark.staging import new_staging_table
+
+EVENTS = event_form(StructType([StructField("key", StringType()), StructField("value", StringType())]), "t")
 
 
 class FakeConnection:
@@ -30,6 +38,7 @@ class FakeConnection:
         loses: the statement that is not answered.
         closed: as psycopg's, whether the connection is lost.
         rows: what each statement returns.
+        rowcount: how many rows each statement writes.
         is_standby: whether the server refuses writes, and says so.
         info: what the server says of itself.
     """
@@ -37,6 +46,7 @@ class FakeConnection:
     def __init__(self, loses: str = "", *, rows: list[tuple[int]] | None = None, is_standby: bool = False) -> None:
         self.loses = loses
         self.closed = False
+        self.rowcount = 0
         self.rows = [(0,)] if rows is None else rows
         self.is_standby = is_standby
         self.info = SimpleNamespace(parameter_status={"in_hot_standby": "on" if is_standby else "off"}.get)
@@ -147,3 +157,26 @@ def test_a_standby_is_asked_again_until_it_is_promoted(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("outcome", [Outcome.RECORDED_BEFORE, Outcome.DECLINED])
 def test_a_connection_that_is_lost_during_a_rollback_leaves_no_doubt(outcome: Outcome) -> None:
     assert commit(FakeConnection("ROLLBACK"), FakeConnection(), lambda _: outcome) is outcome
+
+
+def test_a_batch_whose_staged_rows_are_gone_once_it_is_committed_is_repeated_under_the_record_that_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A crash of Postgres empties the staging table, of which the record has a digest."""
+
+    def record_of(_: Connection) -> CommitRecord:
+        if len(connected) > 1:
+            raise StagingLost("nothing was written")
+        return batch_record("query", 1, "digest")
+
+    def connect(_: object) -> FakeConnection:
+        connected.append(FakeConnection(rows=[]) if connected else FakeConnection("COMMIT"))
+        return connected[-1]
+
+    connected: list[FakeConnection] = []
+    monkeypatch.setattr(sink, "_connected", connect)
+    staged = Staged(new_staging_table("outbox", EVENTS, None, None), [])
+    options = SimpleNamespace(business_table=None)
+    written = sink._Sink(cast(Any, None), cast(Any, options), EVENTS, "outbox")
+    written.publish(staged, "query", "start the stream again", record_of)
+    assert len(connected) == 2
