@@ -53,6 +53,7 @@ def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: To
         RangeRefused, TopicReplaced: it cannot be consumed.
         InvalidSetting: Spark's Kafka source cannot be downloaded.
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or refuses us.
+        CommitUnknown: Postgres was lost during the commit: run it again, and the position tells whether it was written.
         OutboxError, pyspark.errors.PySparkException: as `OutboxWrite.commit` does; nothing was written.
     """
     rest, there = unconsumed_range(settings, wanted)
@@ -84,6 +85,8 @@ def foreach_batch(settings: Settings, consumer: str, write: Write) -> Callable[[
     The stream must be stateless: a record that an operator of the plan keeps for a later batch counts as consumed. If
     the stream begins behind the position, offsets that Kafka has deleted in between count as lost, and a warning names
     a record that is skipped.
+
+    A batch that fails with CommitUnknown has been written, or has not. Start the stream again: the position tells.
 
     Example:
         source = spark.readStream.format("kafka").option("subscribe", "orders")

@@ -169,7 +169,8 @@ class OutboxWrite:
         """Write only if `claim` returns True. It is called before the write, in its transaction, and may write, too.
 
         If it returns False, nothing is written, not by `claim` either, and `again` is True in the result of `commit`.
-        It is called once more if Postgres was lost before the commit, and what it wrote was rolled back.
+        It is called once more if Postgres was lost before the commit, and what it wrote was rolled back. If `commit`
+        raises CommitUnknown, run the job again: `claim` must tell then whether it has been written.
         `outbox_plugin.consuming.spark` uses it to move a consumer's position in the transaction of the effects.
 
         Raises:
@@ -217,6 +218,8 @@ class OutboxWrite:
 
     @property
     def _run_again(self) -> str:
+        if self._condition:
+            return "run the job again: its condition tells whether they were written"
         return f"run the job again with the job id {self._job_id!r}, which writes them if they are not there"
 
     def _connected(self) -> Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -13,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import Proxy
 from outbox_plugin.schema.migrate import migrate
-from outbox_plugin.spark import OutboxWrite
+from outbox_plugin.spark import OutboxWrite, staging
+from outbox_plugin.spark.job_commit import CommitUnknown
 from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.spark_support import count, events_of, numbers, outbox_rows
 from tests.support import eventually
@@ -68,18 +70,18 @@ def end_the_session(settings: Settings, proxy: Proxy, holder: psycopg.Connection
     holder.rollback()
 
 
-@pytest.mark.parametrize("lose", [lose_the_answer, end_the_session])
-@pytest.mark.parametrize("job", [save, write])
-def test_a_connection_that_is_lost_during_the_commit(
-    spark: SparkSession,
-    settings: Settings,
-    proxy: Proxy,
-    job: Callable[[Settings, DataFrame], None],
-    lose: Callable[[Settings, Proxy, psycopg.Connection], None],
-) -> None:
+def stop_for_good(_: Settings, proxy: Proxy, holder: psycopg.Connection) -> None:
+    proxy.stop()
+    holder.rollback()
+
+
+@contextmanager
+def lost_during_the_commit(
+    settings: Settings, proxy: Proxy, lose: Callable[[Settings, Proxy, psycopg.Connection], None]
+) -> Iterator[Settings]:
+    """Settings with which a job reaches Postgres by the proxy, and loses it while its COMMIT waits."""
     direct = settings.dsn.get_secret_value()
     through = direct.replace(f":{conninfo_to_dict(direct)['port']}/", f":{proxy.port}/")
-    events = events_of(numbers(spark, ROWS, 1))
     with psycopg.connect(direct) as holder, ThreadPoolExecutor() as pool:
         holder.execute(COMMITS_WAIT.encode())
         holder.commit()
@@ -90,9 +92,45 @@ def test_a_connection_that_is_lost_during_the_commit(
             lose(settings, proxy, holder)
 
         losing = pool.submit(lose_it)
-        job(Settings(dsn=through, bootstrap_servers="127.0.0.1:1"), events)
+        yield Settings(dsn=through, bootstrap_servers="127.0.0.1:1")
         losing.result()
+
+
+@pytest.mark.parametrize("lose", [lose_the_answer, end_the_session])
+@pytest.mark.parametrize("job", [save, write])
+def test_a_connection_that_is_lost_during_the_commit(
+    spark: SparkSession,
+    settings: Settings,
+    proxy: Proxy,
+    job: Callable[[Settings, DataFrame], None],
+    lose: Callable[[Settings, Proxy, psycopg.Connection], None],
+) -> None:
+    with lost_during_the_commit(settings, proxy, lose) as through:
+        job(through, events_of(numbers(spark, ROWS, 1)))
     assert [texts[-1] for *_, texts in outbox_rows(settings)] == [str(n + 1) for n in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "advice"),
+    [
+        ("mine", "run the job again with the job id 'mine', which writes them if they are not there"),
+        (None, "run the job again: its condition tells whether they were written"),
+    ],
+)
+def test_what_to_do_if_postgres_does_not_come_back(
+    spark: SparkSession,
+    settings: Settings,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    job_id: str | None,
+    advice: str,
+) -> None:
+    """A write with a condition refuses a job id."""
+    monkeypatch.setattr(staging, "RESTART_SECONDS", 0.0)
+    with lost_during_the_commit(settings, proxy, stop_for_good) as through:
+        written = OutboxWrite(through, job_id).events(events_of(numbers(spark, ROWS, 1)), topic="t")
+        with pytest.raises(CommitUnknown, match=f": {advice}$"):
+            (written if job_id else written.only_if(lambda _: True)).commit()
 
 
 @pytest.mark.parametrize("job", [save, write])
