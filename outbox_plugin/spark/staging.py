@@ -36,7 +36,8 @@ RESTART_SECONDS = 30.0
 # Set whatever the role's default is: at a stricter level, tasks that renew the same lease fail to serialize.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
 MAX_COLUMNS = 1_600  # Of a table in Postgres.
-_BUSINESS_COLUMN = re.compile(r"\brow_(\d+)\b(.*)")  # Where COPY has stopped: its name (`row_column`), and the value.
+# Where COPY has stopped, in the server's language: the column's name (`row_column`), and the value.
+_BUSINESS_COLUMN = re.compile(r"^COPY [^:\n]*\brow_(\d+)\b(.*)", re.MULTILINE)
 PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
 

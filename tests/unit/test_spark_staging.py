@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from outbox_plugin.spark.columns import BusinessColumnWrong, RowForm
-from outbox_plugin.spark.staging import new_staging_table
+from outbox_plugin.spark.row_problems import RowProblem
+from outbox_plugin.spark.staging import StageTask, new_staging_table
 
 
 def test_more_business_columns_than_a_staging_table_holds_are_refused_in_one_line() -> None:
@@ -13,3 +17,23 @@ def test_more_business_columns_than_a_staging_table_holds_are_refused_in_one_lin
     assert len(new_staging_table("outbox", RowForm(most), "wide", None).columns) == 1_600
     with pytest.raises(BusinessColumnWrong, match="the DataFrame has 1599 business columns; expected 1598 or fewer"):
         new_staging_table("outbox", RowForm((*most, "more")), "wide", None)
+
+
+@pytest.mark.parametrize(
+    ("context", "refused"),
+    [
+        ('COPY outbox_staging_ab, line 3, column row_1: "x"', RowProblem("b", 'too long: "x"')),
+        ("COPY outbox_staging_ab, line 3, column row_1", RowProblem("b", "too long")),
+        ("COPY outbox_staging_ab, Zeile 3, Spalte row_1: »x«", RowProblem("b", "too long: »x«")),
+        ("SQL function f\nCOPY outbox_staging_ab, line 3, column row_1", RowProblem("b", "too long")),
+        ('COPY outbox_staging_ab, line 3, column kafka_value: "row_7 is bad"', None),
+        ('COPY outbox_staging_ab, line 3, column kafka_value: "column row_1 is bad"', None),
+        ('COPY outbox_staging_ab, line 3: "1,row_1"', None),
+    ],
+)
+def test_the_business_column_that_postgres_refuses_is_not_sought_in_values(
+    context: str, refused: RowProblem | None
+) -> None:
+    task = StageTask("", new_staging_table("outbox", RowForm(("a", "b")), "wide", None))
+    error = SimpleNamespace(diag=SimpleNamespace(context=context, message_primary="too long"))
+    assert task._refused(cast(Any, error)) == refused
