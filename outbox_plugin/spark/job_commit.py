@@ -11,12 +11,12 @@ The record makes a commit happen once: a second commit with the same id finds th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import psycopg
 from psycopg import sql
@@ -27,7 +27,7 @@ from outbox_plugin.printable import one_line
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
-from outbox_plugin.spark.staging import patiently
+from outbox_plugin.spark.staging import StagingTable, patiently
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -89,6 +89,25 @@ class StagedWrite:
     events: Staged | None
     replaced: sql.Composable | None = None
     on_conflict: sql.Composable | None = None
+
+
+class CommitSession:
+    """A job's connection to Postgres. If it is lost during the commit, another takes its place."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        """Connect."""
+        self._connect = connect
+        self.connection = connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def reconnect(self) -> None:
+        """Replace a connection that is lost. Waits if Postgres is restarting, or a standby is about to be promoted."""
+        self.connection = patiently(partial(_connected_to_primary, self._connect))
 
 
 @dataclass
@@ -174,8 +193,7 @@ def record_and_publish(
 
 
 def commit_once(
-    connection: Connection,
-    connect_again: Callable[[], Connection],
+    session: CommitSession,
     publish: Callable[[CommitAttempt], Outcome],
     run_again: str,
 ) -> Outcome:
@@ -186,25 +204,24 @@ def commit_once(
     not.
 
     Args:
-        connection: outside a transaction.
-        connect_again: makes the new connection.
+        session: outside a transaction. It gets a new connection if it loses the one that it has.
         publish: records the commit and publishes its rows.
         run_again: tells the user how to find out whether the job has written, and to write if it has not.
 
     Raises:
         CommitUnknown: the connection was lost during the commit, and its outcome could not be found out.
     """
-    first = CommitAttempt(connection)
+    first = CommitAttempt(session.connection)
     try:
         return first.run(publish)
     except psycopg.Error:
-        if not connection.closed:
+        if not session.connection.closed:
             raise
     second: CommitAttempt | None = None
     try:
-        with patiently(partial(_connected_to_primary, connect_again)) as new:
-            second = CommitAttempt(new)
-            outcome = second.run(publish)
+        session.reconnect()
+        second = CommitAttempt(session.connection)
+        outcome = second.run(publish)
     except psycopg.Error as error:
         first_is_unknown = first.was_committing and not (second and second.has_recorded)
         if not (first_is_unknown or (second and second.has_lost_its_answer)):
@@ -225,11 +242,11 @@ def _connected_to_primary(connect: Callable[[], Connection]) -> Connection:
     return connection
 
 
-@contextmanager
-def left_to_later_jobs() -> Iterator[None]:
-    """For removing staging tables after the commit: what Postgres refuses now, a later job removes.
+def drop_or_leave(connection: Connection, *tables: StagingTable) -> None:
+    """Remove staging tables. What Postgres refuses now, a later job removes.
 
-    The rows are committed, so the job must not fail any more.
+    So it changes nothing in how a job ends: one that has committed does not fail, and one that fails says why.
     """
-    with suppress(psycopg.Error):
-        yield
+    for table in tables:
+        with suppress(psycopg.Error):
+            table.drop(connection)

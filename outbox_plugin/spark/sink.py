@@ -8,10 +8,11 @@ for a whole job: the tasks create the staging table, and a lease in the database
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -36,14 +37,15 @@ from outbox_plugin.spark.columns import EVENT_FIELDS, EventForm, event_form, row
 from outbox_plugin.spark.job_commit import (
     CommitAttempt,
     CommitRecord,
+    CommitSession,
     Connection,
     Outcome,
     StagedWrite,
     batch_record,
     commit_once,
+    drop_or_leave,
     is_committed,
     job_record,
-    left_to_later_jobs,
     record_and_publish,
     watch_client,
 )
@@ -127,15 +129,15 @@ class _Sink:
             staged.table.end_lease(connection)
             return outcome
 
-        with self.connection() as connection:
-            commit_once(connection, partial(_connected, self.settings), publish, run_again)
-            with left_to_later_jobs():
-                staged.table.drop(connection)
-                drop_orphans(connection, self.outbox, job_id)
+        with errors_as_refusals(self.settings), CommitSession(partial(_connected, self.settings)) as session:
+            commit_once(session, publish, run_again)
+            drop_or_leave(session.connection, staged.table)
+            with suppress(psycopg.Error):  # The rows are committed, so the job must not fail any more.
+                drop_orphans(session.connection, self.outbox, job_id)
 
     def drop(self, table: StagingTable) -> None:
-        with self.connection() as connection, left_to_later_jobs():
-            table.drop(connection)
+        with self.connection() as connection:
+            drop_or_leave(connection, table)
 
 
 class OutboxWriter(DataSourceArrowWriter):

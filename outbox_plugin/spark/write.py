@@ -25,13 +25,14 @@ from outbox_plugin.spark.columns import EventForm, RowForm, event_form, row_form
 from outbox_plugin.spark.evaluate_once import evaluated_once
 from outbox_plugin.spark.job_commit import (
     CommitAttempt,
+    CommitSession,
     Connection,
     Outcome,
     StagedWrite,
     commit_once,
+    drop_or_leave,
     is_committed,
     job_record,
-    left_to_later_jobs,
     record_and_publish,
     watch_client,
 )
@@ -200,13 +201,13 @@ class OutboxWrite:
         """
         if not (self._business or self._events):
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
-        with errors_as_refusals(self._settings), self._connected() as connection:
-            outbox = with_schema(connection, self._settings.table)
-            if is_committed(connection, outbox, self._record):
+        with errors_as_refusals(self._settings), CommitSession(self._connected) as session:
+            outbox = with_schema(session.connection, self._settings.table)
+            if is_committed(session.connection, outbox, self._record):
                 return JobCommitted(self._job_id, 0, 0, again=True)
-            with self._stage_all(connection, outbox) as (business, events):
+            with self._stage_all(session, outbox) as (business, events):
                 publish = partial(self._publish, outbox, business, events)
-                outcome = commit_once(connection, self._connected, publish, self._run_again)
+                outcome = commit_once(session, publish, self._run_again)
         if outcome is not Outcome.PUBLISHED:
             return JobCommitted(self._job_id, 0, 0, again=True)
         return JobCommitted(
@@ -228,7 +229,8 @@ class OutboxWrite:
         return connection
 
     @contextmanager
-    def _stage_all(self, connection: Connection, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
+    def _stage_all(self, session: CommitSession, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
+        connection = session.connection
         tables: list[StagingTable] = []
 
         def stage(rows: DataFrame, form: EventForm | RowForm, business: str | None, *, dead_letter: bool) -> Staged:
@@ -251,9 +253,7 @@ class OutboxWrite:
                     events = stage(emitted, form, None, dead_letter=dead_letter)
             yield business, events
         finally:
-            with left_to_later_jobs():
-                for table in tables:
-                    table.drop(connection)
+            drop_or_leave(session.connection, *tables)
 
     @contextmanager
     def _evaluated(self) -> Iterator[tuple[DataFrame | None, DataFrame | None]]:

@@ -17,7 +17,7 @@ from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite, staging
 from outbox_plugin.spark.job_commit import CommitUnknown
 from tests.postgres_sessions import sessions_waiting_for_a_lock
-from tests.spark_support import count, events_of, numbers, outbox_rows
+from tests.spark_support import count, events_of, numbers, outbox_rows, staging_tables
 from tests.support import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -31,6 +31,14 @@ COMMITS_WAIT = """
 """
 NOTHING_IS_DROPPED = """
     CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no table is dropped'; END $$;
+    CREATE EVENT TRIGGER refuses ON sql_drop WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION refuse()
+"""
+
+THE_FIRST_IS_NOT_DROPPED = """
+    CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF (SELECT min(table_oid) FROM outbox_staging) IN (SELECT objid FROM pg_event_trigger_dropped_objects())
+        THEN RAISE 'this table is not dropped'; END IF;
+    END $$;
     CREATE EVENT TRIGGER refuses ON sql_drop WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION refuse()
 """
 
@@ -108,6 +116,7 @@ def test_a_connection_that_is_lost_during_the_commit(
     with lost_during_the_commit(settings, proxy, lose) as through:
         job(through, events_of(numbers(spark, ROWS, 1)))
     assert [texts[-1] for *_, texts in outbox_rows(settings)] == [str(n + 1) for n in range(ROWS)]
+    assert staging_tables(settings) == set()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +140,18 @@ def test_what_to_do_if_postgres_does_not_come_back(
         written = OutboxWrite(through, job_id).events(events_of(numbers(spark, ROWS, 1)), topic="t")
         with pytest.raises(CommitUnknown, match=f": {advice}$"):
             (written if job_id else written.only_if(lambda _: True)).commit()
+
+
+def test_a_staging_table_that_cannot_be_dropped_is_left_to_later_jobs_alone(
+    spark: SparkSession, settings: Settings
+) -> None:
+    """The other one of the job is dropped."""
+    rows = numbers(spark, ROWS, 1)
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute("CREATE TABLE business (number bigint, name text)")
+        connection.execute(THE_FIRST_IS_NOT_DROPPED.encode())
+    OutboxWrite(settings).table(rows, "business").events(events_of(rows), topic="t").commit()
+    assert len(staging_tables(settings)) == 1
 
 
 @pytest.mark.parametrize("job", [save, write])

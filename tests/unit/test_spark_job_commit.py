@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from outbox_plugin.spark.columns import event_form
 from outbox_plugin.spark.job_commit import (
     CommitAttempt,
     CommitRecord,
+    CommitSession,
     CommitUnknown,
     Connection,
     Outcome,
@@ -88,8 +90,10 @@ def commit(
     second: FakeConnection | Callable[[], FakeConnection],
     publish: Callable[[CommitAttempt], Outcome],
 ) -> Outcome:
-    connect_again = (lambda: second) if isinstance(second, FakeConnection) else second
-    return commit_once(cast(Connection, first), cast(Any, connect_again), publish, "run it again")
+    again = (lambda: second) if isinstance(second, FakeConnection) else second
+    connections = chain([first], iter(again, None))
+    with CommitSession(lambda: cast(Connection, next(connections))) as session:
+        return commit_once(session, publish, "run it again")
 
 
 def record(attempt: CommitAttempt) -> Outcome:
