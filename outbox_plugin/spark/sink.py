@@ -126,7 +126,6 @@ class _Sink:
             outcome = record_and_publish(attempt, self.outbox, record, write)
             if outcome is Outcome.RECORDED_BEFORE and check_repeat:
                 check_repeat(connection, record)
-            staged.table.end_lease(connection)
             return outcome
 
         with errors_as_refusals(self.settings), CommitSession(partial(_connected, self.settings)) as session:
