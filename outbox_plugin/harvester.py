@@ -186,19 +186,28 @@ class Harvester(Background):
         The table is checked once here: each term checks it again.
         """
         with closing(RegistrationConnection(self._settings)) as connection:
-            checked = self._register(partial(self._check_registration, connection))
+            checked = self._register(connection, self._check_registration)
             self._check_kafka(admin, checked)
-            registered = self._register(partial(self._keep_registration, connection))
+            registered = self._register(connection, self._keep_registration)
         if (registered.identity, registered.layout.shards) != (checked.identity, checked.layout.shards):
             self._check_kafka(admin, registered)  # Somebody has changed it since the check.
         return registered.identity, registered.layout, checked.weaknesses
 
-    def _register(self, attempt: Callable[[], _Registered]) -> _Registered:
+    def _register(
+        self, connection: RegistrationConnection, attempt: Callable[[RegistrationConnection], _Registered]
+    ) -> _Registered:
+        """Make the attempt, and repeat it once where the connection turns out to have been ended.
+
+        It may have been idle while Kafka was checked, or this process may have been stopped in the middle.
+        """
+        ready = partial(self._register_when_unlocked, partial(attempt, connection))
         with errors_as_refusals(self._settings):
             try:
-                return self._register_when_unlocked(attempt)
-            except psycopg.errors.IdleInTransactionSessionTimeout:  # This process was stopped in the middle.
-                return self._register_when_unlocked(attempt)
+                return ready()
+            except psycopg.Error:
+                if not connection.was_ended:
+                    raise
+                return ready()
 
     def _register_when_unlocked(self, attempt: Callable[[], _Registered]) -> _Registered:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""

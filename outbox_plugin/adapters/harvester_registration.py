@@ -25,7 +25,11 @@ from outbox_plugin.settings import Settings
 
 
 class RegistrationConnection:
-    """The connection on which a harvester registers. Another one takes its place where Postgres has ended it."""
+    """The connection on which a harvester registers.
+
+    A connection that was ended while it was idle looks open until it is used, so that one registration fails. The next
+    one is on another connection.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """No connection yet."""
@@ -41,11 +45,18 @@ class RegistrationConnection:
         Raises:
             psycopg.Error: Postgres is away, or refuses.
         """
-        if self._connection is None or self._connection.closed:
+        if self.was_ended:
+            self._connection = None
+        if self._connection is None:
             self._connection = connect(self._settings, purpose="outbox harvester (start)")
         with self._connection.transaction(force_rollback=not keep):
             self._connection.execute(statement("window", "registration_limits", self._settings.table))
             yield HarvesterRegistration(self._settings, self._connection)
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether Postgres, or what is between, has ended the connection, as far as is known."""
+        return self._connection is not None and self._connection.closed
 
     def close(self) -> None:
         """Disconnect. Safe to call twice."""
