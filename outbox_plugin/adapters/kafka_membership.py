@@ -40,23 +40,30 @@ SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
 class _Refusals:
-    """Logs why Kafka refuses heartbeats, once. The status cannot say so, since it reads heartbeats."""
+    """Logs why Kafka refuses a partition's heartbeats, once. The status cannot say so, since it reads heartbeats."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._logged: str | None = None
+        self._logged: dict[int | None, str] = {}  # The last reason of each partition that refuses them.
 
-    def note(self, error: KafkaError | None) -> None:
+    def note(self, error: KafkaError | None, message: Message) -> None:
         """Take in a refusal; None says that a heartbeat went through."""
-        reason = error.str() if error is not None else None
-        if reason is not None and reason != self._logged:
-            logger.warning("heartbeats %s, and a harvester cannot lead without them: %s", self._what, reason)
-        self._logged = reason
+        partition = message.partition()
+        if error is None:
+            self._logged.pop(partition, None)
+        elif (reason := error.str()) != self._logged.get(partition):
+            self._logged[partition] = reason
+            logger.warning(
+                "heartbeats %s (partition %s), and a harvester cannot lead without them: %s",
+                self._what,
+                partition,
+                reason,
+            )
 
-    def on_delivery(self, error: KafkaError | None, _: Message) -> None:
+    def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Take in what became of a heartbeat. The client's own errors say that Kafka is away, which passes."""
         if error is None or (error.code() > 0 and error.code() not in UNKNOWN_TOPIC):
-            self.note(error)
+            self.note(error, message)
 
 
 class KafkaMembership:
@@ -170,7 +177,7 @@ class KafkaMembership:
             wait_seconds = 0
             if (error := message.error()) is not None:
                 if error.code() in FORBIDDEN_TOPIC:
-                    self._reading.note(error)
+                    self._reading.note(error, message)
             elif (heartbeat := self._take(message)) is not None:
                 yield heartbeat
             if time.monotonic() > deadline:
@@ -178,7 +185,7 @@ class KafkaMembership:
 
     def _take(self, message: Message) -> LeaderHeartbeat | None:
         """The heartbeat that a record is; None unless it is new, one of this outbox, and sent after we connected."""
-        self._reading.note(None)
+        self._reading.note(None, message)
         record = LeaderRecord(message.partition() or 0, message.offset() or 0, *content(message))
         heartbeat = self._codec.decode(record)
         is_new = self._codec.is_new(record, heartbeat)

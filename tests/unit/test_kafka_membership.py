@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from confluent_kafka import KafkaError
+
 from outbox_plugin import Settings
 from outbox_plugin.adapters.kafka_membership import RECEIVE_SECONDS, KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -18,16 +21,18 @@ SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="127.0.0.1:
 
 
 class Unsigned:
-    """A record that no harvester has written."""
+    """A record that no harvester has written, or an error in its place."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, *, partition: int = 0, error: KafkaError | None = None) -> None:
         self._offset = offset
+        self._partition = partition
+        self._error = error
 
-    def error(self) -> None:
-        return None
+    def error(self) -> KafkaError | None:
+        return self._error
 
     def partition(self) -> int:
-        return 0
+        return self._partition
 
     def offset(self) -> int:
         return self._offset
@@ -56,11 +61,23 @@ class Flooded:
         """Nothing is open."""
 
 
+class Heard:
+    """A listener that returns these records."""
+
+    def __init__(self, *records: Unsigned) -> None:
+        self._records = iter(records)
+
+    def poll(self, seconds: float) -> Unsigned | None:
+        return next(self._records, None)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 @contextmanager
-def flooded() -> Iterator[KafkaMembership]:
-    membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), 1, Signer(b"s" * 32), "us")
+def listening(listener: Any, shards: int = 1) -> Iterator[KafkaMembership]:
+    membership = KafkaMembership(SETTINGS, KafkaNames.of(SETTINGS), shards, Signer(b"s" * 32), "us")
     membership._listener.close()
-    listener: Any = Flooded()
     membership._listener = listener
     try:
         yield membership
@@ -68,9 +85,38 @@ def flooded() -> Iterator[KafkaMembership]:
         membership.leave(0.0)
 
 
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The partitions and reasons that were logged."""
+    return [each.getMessage().split(" (")[1] for each in caplog.records if "cannot lead" in each.getMessage()]
+
+
+def refusal(partition: int, error: KafkaError) -> str:
+    return f"partition {partition}), and a harvester cannot lead without them: {error.str()}"
+
+
+def test_a_refusal_is_logged_once_though_another_partition_takes_heartbeats(caplog: pytest.LogCaptureFixture) -> None:
+    stamped, forbidden = KafkaError(KafkaError.INVALID_TIMESTAMP), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with listening(Heard()) as membership:
+        for _ in range(2):
+            for error in (stamped, stamped, forbidden, forbidden, None):
+                for partition, outcome in enumerate((None, error)):
+                    record: Any = Unsigned(0, partition=partition)
+                    membership._writing.on_delivery(outcome, record)
+    assert refusals(caplog) == [refusal(1, stamped), refusal(1, forbidden)] * 2
+
+
+def test_a_partition_that_may_not_be_read_is_logged_once_though_another_may(caplog: pytest.LogCaptureFixture) -> None:
+    forbidden = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    first = [Unsigned(offset) for offset in range(4)]
+    second = [Unsigned(offset, partition=1, error=None if offset == 2 else forbidden) for offset in range(4)]
+    with listening(Heard(*itertools.chain(*zip(first, second, strict=True))), shards=2) as membership:
+        assert list(membership.receive(0.0)) == []
+    assert refusals(caplog) == [refusal(1, forbidden)] * 2  # The second one came after a record of that partition.
+
+
 def test_a_topic_that_is_flooded_does_not_keep_a_harvester_from_its_election() -> None:
     """Anybody who may write to the topic could otherwise end all heartbeats, and every election."""
-    with flooded() as membership:
+    with listening(Flooded()) as membership:
         began = time.monotonic()
         assert list(membership.receive(LISTEN_SECONDS)) == []
         assert time.monotonic() - began < 5.0
