@@ -57,6 +57,7 @@ def test_it_refreshes_often_while_rows_come_seldom_while_asleep_and_whenever_it_
     assert schedule.begin(CONTROL_BUSY_SECONDS / 2, refresh=True)
     assert schedule.begin(CONTROL_BUSY_SECONDS)
     schedule.arm_ended(armed=True)
+    assert schedule.begin(CONTROL_BUSY_SECONDS)
     assert not schedule.begin(CONTROL_ASLEEP_SECONDS)
     assert schedule.begin(CONTROL_BUSY_SECONDS + CONTROL_ASLEEP_SECONDS)
 
@@ -114,6 +115,21 @@ def test_who_is_woken_refreshes_and_reads_without_waits() -> None:
     assert schedule.woken(1.0)
     assert schedule.begin(1.0)
     assert poll_in_vain(schedule, 1.0) == Wait(IDLE_FIRST)
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_it_refreshes_after_its_first_attempt_to_arm_alone(armed: bool) -> None:
+    """It hears of commands from then on. One that was given since the last refresh would wait until the next one."""
+    schedule = a_schedule(can_sleep=True)
+    schedule.arm_ended(armed=armed)
+    assert schedule.begin(0.1)
+    schedule.arm_ended(armed=True)
+    assert not schedule.begin(0.1)
+    read = schedule.next(0.1)
+    assert isinstance(read, Read)
+    assert schedule.read_ended(read, 101, 0.1, 0.1, many=False)
+    schedule.arm_ended(armed=True)
+    assert not schedule.begin(0.2)
 
 
 def test_rows_end_a_sleep_that_nobody_has_ended() -> None:
