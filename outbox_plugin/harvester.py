@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psycopg
 
@@ -68,6 +68,8 @@ if TYPE_CHECKING:  # Importing it needs an extra.
     from outbox_plugin.observe.harvester_telemetry import HarvesterTelemetry
     from outbox_plugin.observe.relay_spans import RelaySpans
 
+R = TypeVar("R")
+
 logger = logger_of("outbox_plugin.harvester")
 
 
@@ -93,7 +95,6 @@ class _Registered(NamedTuple):
     identity: OutboxIdentity
     terms: TermHistory
     layout: Layout
-    weaknesses: list[str]
 
 
 class Harvester(Background):
@@ -186,16 +187,14 @@ class Harvester(Background):
         The table is checked once here: each term checks it again.
         """
         with closing(RegistrationConnection(self._settings)) as connection:
-            checked = self._register(connection, self._check_registration)
+            checked, weaknesses = self._register(connection, self._check_registration)
             self._check_kafka(admin, checked)
             registered = self._register(connection, self._keep_registration)
         if (registered.identity, registered.layout.shards) != (checked.identity, checked.layout.shards):
             self._check_kafka(admin, registered)  # Somebody has changed it since the check.
-        return registered.identity, registered.layout, checked.weaknesses
+        return registered.identity, registered.layout, weaknesses
 
-    def _register(
-        self, connection: RegistrationConnection, attempt: Callable[[RegistrationConnection], _Registered]
-    ) -> _Registered:
+    def _register(self, connection: RegistrationConnection, attempt: Callable[[RegistrationConnection], R]) -> R:
         """Make the attempt, and repeat it once where the connection turns out to have been ended.
 
         It may have been idle while Kafka was checked, or this process may have been stopped in the middle.
@@ -209,7 +208,7 @@ class Harvester(Background):
                     raise
                 return ready()
 
-    def _register_when_unlocked(self, attempt: Callable[[], _Registered]) -> _Registered:
+    def _register_when_unlocked(self, attempt: Callable[[], R]) -> R:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""
         while True:
             try:
@@ -219,11 +218,13 @@ class Harvester(Background):
                     raise
                 logger.warning("waiting for another session that locks the outbox (see pg_locks): %s", one_line(error))
 
-    def _check_registration(self, connection: RegistrationConnection) -> _Registered:
-        """Check the outbox, and whether it lets us register. This must change nothing, as Kafka may refuse us."""
+    def _check_registration(self, connection: RegistrationConnection) -> tuple[_Registered, list[str]]:
+        """Check the outbox, and whether it lets us register. This must change nothing, as Kafka may refuse us.
+
+        Also returns the outbox's weaknesses.
+        """
         with connection.registration(keep=False) as registration:
-            registered = self._registered(registration, registration.check_outbox())
-            return registered._replace(weaknesses=registration.weaknesses())
+            return self._registered(registration, registration.check_outbox()), registration.weaknesses()
 
     def _keep_registration(self, connection: RegistrationConnection) -> _Registered:
         with connection.registration() as registration:
@@ -235,7 +236,7 @@ class Harvester(Background):
         registration.register_delivery(adopt=self._adopt)
         self._signer, terms = registration.signer(), registration.terms()
         self._is_new = terms.number == 0
-        return _Registered(identity, terms, registration.register_layout(), [])
+        return _Registered(identity, terms, registration.register_layout())
 
     def _check_kafka(self, admin: KafkaAdmin, registered: _Registered) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""

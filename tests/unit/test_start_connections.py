@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import psycopg
 import pytest
@@ -85,14 +84,14 @@ class Postgres:
 def registered(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a harvester registers."""
 
-    def attempt(connection: RegistrationConnection) -> Any:
+    def attempt(connection: RegistrationConnection) -> bool:
         with connection.registration():
             return True
 
     monkeypatch.setattr(harvester_registration, "connect", postgres.connect)
     monkeypatch.setattr(harvester_registration, "with_schema", lambda *_: "outbox")
     with closing(RegistrationConnection(SETTINGS)) as connection:
-        return bool(Harvester(SETTINGS)._register(connection, attempt))
+        return Harvester(SETTINGS)._register(connection, attempt)
 
 
 @pytest.mark.parametrize(
