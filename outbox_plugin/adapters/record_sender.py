@@ -8,6 +8,7 @@ alone. A failure of an outage (a time-out, a broker that is away) is never a ref
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -271,19 +272,17 @@ class RecordSender:
             rows = self._rows_by_content()
             # Then a clock is wrong, and no row. librdkafka reports the records of a batch of several as invalid.
             blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in reports)
-            failed = [
-                (error, topic, self._concerned(rows.get((topic, key or b"", value), [])))
-                for error, topic, key, value in reports
-            ]
-            for error, topic, concerned in failed:
-                self._interpret(error, topic, concerned, blames_clock=blames_clock)
-            self._narrow(
-                [
-                    (topic, concerned)
-                    for error, topic, concerned in failed
-                    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE
-                ]
-            )
+            alone, sent_together = self._alone(), set()
+            for error, topic, key, value in reports:
+                # A report has no headers to tell rows apart that are alike.
+                alike = rows.get((topic, key or b"", value), [])
+                concerned = [alone[topic]] if alone.get(topic) in alike else alike
+                was_alone = concerned == [alone.get(topic)]
+                self._interpret(error, topic, concerned, was_alone=was_alone, blames_clock=blames_clock)
+                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    self._too_large.add(topic)
+                    sent_together |= set() if was_alone else {topic}
+            self._narrow(sent_together)
             self._failed -= self._refusals.keys()
         return Deliveries(
             dict(self._refusals),
@@ -304,8 +303,18 @@ class RecordSender:
             rows.setdefault((row.topic, *_key_and_value(row)), []).append(row)
         return rows
 
-    def _interpret(self, error: KafkaError, topic: str, concerned: list[OutboxRow], *, blames_clock: bool) -> None:
-        """Take in one failed delivery, which may have been of each of the rows that are `concerned`."""
+    def _interpret(
+        self, error: KafkaError, topic: str, concerned: list[OutboxRow], *, was_alone: bool, blames_clock: bool
+    ) -> None:
+        """Take in one failed delivery.
+
+        Args:
+            error: why it failed.
+            topic: of the record.
+            concerned: the rows that it may have been of.
+            was_alone: whether it is known that the row was the only one of its topic in its group.
+            blames_clock: as for `interpret_failures`.
+        """
         dated = [row for row in concerned if _timestamp_of(row) is not None] if error.code() in _UNTIMELY else []
         if error.code() == KafkaError.INVALID_TIMESTAMP and not dated:
             self._off_clock[topic] = error.str()
@@ -322,7 +331,7 @@ class RecordSender:
                 self._send_one_by_one(topic)
             return
         is_clock = blames_clock and error.code() in _INVALID
-        if is_clock or (refusal := self._refusal(error, topic, concerned)) is None:
+        if is_clock or (refusal := self._refusal(error, topic, was_alone=was_alone)) is None:
             return
         if refusal.whole_topic or _are_alike(concerned):
             self._refusals |= {row.id: refusal for row in concerned}
@@ -336,21 +345,19 @@ class RecordSender:
         """Send the topic's records one by one next time, to find out which of them it was."""
         self._limits[topic], self._narrowed = 0, True
 
-    def _narrow(self, too_large: Sequence[tuple[str, list[OutboxRow]]]) -> None:
-        """Send the records of topics in smaller groups next time, of which a batch of several was too large."""
-        self._too_large.update(topic for topic, _ in too_large)
-        topics = {topic for topic, concerned in too_large if not self._was_alone(topic, concerned)}
+    def _narrow(self, topics: set[str]) -> None:
+        """Send the records of `topics` in smaller groups next time, as a batch of several was too large."""
         for topic in topics.intersection(row.topic for row in self._rows):  # A progress record has no smaller group.
             self._limits[topic] = _SMALLER[self._limits.get(topic)]
             self._narrowed = True
 
-    def _concerned(self, alike: list[OutboxRow]) -> list[OutboxRow]:
-        """The rows that a failed delivery may have been of. A report has no headers to tell `alike` rows apart.
+    def _alone(self) -> dict[str, OutboxRow]:
+        """The rows that are the only ones of their topic in the last group, by topic.
 
-        If the last group has one row of the topic, the report is of that one.
+        A report of an earlier group may come late, where its flush has timed out.
         """
-        alone = [row for row in self._group if alike and row.topic == alike[0].topic]
-        return alone if len(alone) == 1 and alone[0] in alike else alike
+        rows_of = Counter(row.topic for row in self._group)
+        return {row.topic: row for row in self._group if rows_of[row.topic] == 1}
 
     def no_smaller_rows(self) -> dict[int, Refusal]:
         """The refusals that rows would get which come after one that is too large for their topic, and are no smaller.
@@ -391,25 +398,14 @@ class RecordSender:
         }
         return refused_by_topic(self._rows, UnwritableTopics(forbidden))
 
-    def _refusal(self, error: KafkaError, topic: str, concerned: list[OutboxRow]) -> Refusal | None:
+    def _refusal(self, error: KafkaError, topic: str, *, was_alone: bool) -> Refusal | None:
         if error.code() in FORBIDDEN_TOPIC:
             return Refusal(f"topic {topic}: {error.str()}", whole_topic=True)
         if error.code() in _INVALID:
             return Refusal(error.str())
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._was_alone(topic, concerned):
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and was_alone:
             return Refusal(f"larger than the topic {topic} takes: {error.str()}")
         return None
-
-    def _was_alone(self, topic: str, concerned: list[OutboxRow]) -> bool:
-        """Whether the row `concerned` is the only one of its topic in the last group.
-
-        The report of an earlier group may come late, where its flush has timed out.
-        """
-        return (
-            topic in self._limits
-            and len(concerned) == 1
-            and [each for each in self._group if each.topic == topic] == concerned
-        )
 
 
 def refused_by_topic(rows: Sequence[OutboxRow], verdict: UnwritableTopics) -> dict[int, Refusal]:
