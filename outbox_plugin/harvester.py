@@ -242,8 +242,7 @@ class Harvester(Background):
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
         layout = registered.layout
         try:
-            admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
-            admin.check_rights(self._names, progress=self._exactly_once)
+            admin.check_rights(admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once))
             for shard in range(layout.shards) if self._exactly_once else ():
                 self._check_progress(Slice(shard, layout.shards), registered.identity, registered.terms)
         except (LogUnavailable, TopicMissing) as error:

@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self, TypeVar
@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     NewTopic,
     OffsetSpec,
     ResourceType,
+    TopicDescription,
 )
 
 from outbox_plugin.adapters.kafka_clients import (
@@ -79,18 +80,18 @@ def offsets_of(answers: Mapping[K, Future[ListOffsetsResultInfo]], timeout_secon
     return found
 
 
-def _may_be_written(answer: Future[Any]) -> bool:
-    return AclOperation.WRITE not in _forbidden({AclOperation.WRITE}, answer)
-
-
-def _forbidden(operations: Collection[AclOperation], answer: Future[Any]) -> list[AclOperation]:
-    """Those of the operations that the answer of `describe_topics` does not allow; none if Kafka does not say."""
+def _may_be_written(answer: Future[TopicDescription]) -> bool:
     try:
-        allowed = answer_of(answer, REQUEST_TIMEOUT_SECONDS).authorized_operations
+        return not _forbidden([AclOperation.WRITE], answer_of(answer, REQUEST_TIMEOUT_SECONDS))
     except (KafkaException, TimeoutError):
-        return []
+        return True
+
+
+def _forbidden(operations: Sequence[AclOperation], topic: TopicDescription) -> list[AclOperation]:
+    """Those of the operations that we may not do on the topic; none if Kafka does not say."""
     # Whoever sees a topic may at least describe it: of no operations at all, Kafka has not said anything.
-    return [each for each in operations if allowed and not {each, AclOperation.ALL} & set(allowed)]
+    allowed = set(topic.authorized_operations or ())
+    return [each for each in operations if allowed and not {each, AclOperation.ALL} & allowed]
 
 
 class KafkaAdmin:
@@ -196,13 +197,16 @@ class KafkaAdmin:
             request_timeout=timeout_seconds,
         )
 
-    def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> None:
+    def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> dict[str, TopicDescription]:
         """Create the group's topics if they are missing, and add partitions if they have fewer than `shards`.
 
         Args:
             names: of the topics.
             shards: the outbox's number of shards.
             progress: whether the group needs a progress topic, as exactly-once delivery does.
+
+        Returns:
+            The topics that we may see, as Kafka has described them: with what we may do with them.
 
         Raises:
             ServerRefused: we may not create topics or add partitions.
@@ -214,13 +218,13 @@ class KafkaAdmin:
         if progress:  # A progress record must never expire: it proves what was published, however long ago.
             wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         try:
-            partitions = self._partitions(wanted)
+            found = self._described(wanted)
             missing = [
                 NewTopic(topic, num_partitions=shards, config=dict(config))
                 for topic, config in wanted.items()
-                if topic not in partitions
+                if topic not in found
             ]
-            small = [NewPartitions(topic, shards) for topic, count in partitions.items() if count < shards]
+            small = [NewPartitions(topic, shards) for topic, each in found.items() if len(each.partitions) < shards]
             futures: list[tuple[str, Future[None]]] = []
             if missing:
                 futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
@@ -228,29 +232,35 @@ class KafkaAdmin:
                 futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
             for topic, future in futures:
                 self._created(topic, future)
+            return self._described(wanted) if missing else found
         except KafkaException as error:
             raise connection_error(error.args[0], self._settings) from error
 
-    def _partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each of `topics` has that exists, as far as we may see it.
-
-        All topics of the cluster may be thousands, so it is asked for these alone.
+    def _described(self, topics: Collection[str]) -> dict[str, TopicDescription]:
+        """Those of `topics` that exist, as far as we may see them. It asks for no others: they may be thousands.
 
         Raises:
             KafkaException: Kafka refuses it, or is away.
             LogUnavailable: there is no answer.
         """
-        asked = self.client.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_TIMEOUT_SECONDS)
         found = {}
-        for topic, answer in asked.items():
+        for topic, answer in self._describe(topics).items():
             try:
-                found[topic] = len(answer_of(answer, REQUEST_TIMEOUT_SECONDS + 1).partitions)
+                found[topic] = answer_of(answer, REQUEST_TIMEOUT_SECONDS + 1)
             except TimeoutError:
                 raise LogUnavailable("Kafka does not answer which topics exist") from None
             except KafkaException as error:
                 if error.args[0].code() not in {*UNKNOWN_TOPIC, KafkaError.TOPIC_AUTHORIZATION_FAILED}:
                     raise
         return found
+
+    def _describe(self, topics: Collection[str]) -> Mapping[str, Future[TopicDescription]]:
+        """Request descriptions of the topics, which include what we may do with them."""
+        return self.client.describe_topics(
+            TopicCollection(sorted(topics)),
+            include_authorized_operations=True,
+            request_timeout=REQUEST_TIMEOUT_SECONDS,
+        )
 
     @staticmethod
     def _created(topic: str, future: Future[None]) -> None:
@@ -268,21 +278,17 @@ class KafkaAdmin:
             if problem.code() not in _DONE_BY_ANOTHER:
                 raise
 
-    def check_rights(self, names: KafkaNames, *, progress: bool) -> None:
-        """Check that we may read and write the group's topics. Where Kafka does not say, nothing is raised.
+    @staticmethod
+    def check_rights(topics: Mapping[str, TopicDescription]) -> None:
+        """Check that we may read and write the group's `topics`. Where Kafka does not say, nothing is raised.
 
         Otherwise a harvester that may not, for example, write heartbeats would wait for ever, and not know why.
-
-        Args:
-            names: of the topics.
-            progress: whether the group has a progress topic.
 
         Raises:
             ServerRefused: we may not.
         """
-        topics = [names.leader_topic, *([names.progress_topic] if progress else [])]
-        for topic, answer in self._rights(topics).items():
-            if forbidden := _forbidden([AclOperation.READ, AclOperation.WRITE], answer):
+        for topic, described in topics.items():
+            if forbidden := _forbidden([AclOperation.READ, AclOperation.WRITE], described):
                 missing = " and ".join(each.name.capitalize() for each in forbidden)
                 raise ServerRefused(
                     f"Kafka: this harvester lacks the right {missing} on the topic {topic}; {_HOW_TO_ALLOW}"
@@ -290,15 +296,7 @@ class KafkaAdmin:
 
     def writable(self, topics: Collection[str]) -> set[str]:
         """Those of `topics` that we may write to, or of which Kafka does not say."""
-        return {topic for topic, answer in self._rights(topics).items() if _may_be_written(answer)}
-
-    def _rights(self, topics: Collection[str]) -> Mapping[str, Future[Any]]:
-        """Request what we may do with the topics."""
-        return self.client.describe_topics(
-            TopicCollection(sorted(topics)),
-            include_authorized_operations=True,
-            request_timeout=REQUEST_TIMEOUT_SECONDS,
-        )
+        return {topic for topic, answer in self._describe(topics).items() if _may_be_written(answer)}
 
     def keep_progress(self, names: KafkaNames) -> str | None:
         """Set the progress topic's `cleanup.policy` to `compact` where it is another, so that its records never expire.
