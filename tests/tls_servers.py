@@ -163,7 +163,10 @@ class SecuredKafka(EmbeddedKafka):
 
     def allow(self, commands: Sequence[str]) -> None:
         """Create the ACLs that commands for kafka-acls.sh would create."""
-        bindings = [binding for command in commands for binding in bindings_of(command)]
+        self.add_acls([binding for command in commands for binding in bindings_of(command)])
+
+    def add_acls(self, bindings: list[AclBinding]) -> None:
+        """Create the ACLs, and wait until they are there."""
         for made in self.admin.create_acls(bindings).values():
             made.result(20 * PATIENCE)
 

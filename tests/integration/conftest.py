@@ -1,4 +1,4 @@
-"""A Spark session that files share, a table for effects, a broker of a test's own, and one that makes no topics."""
+"""A Spark session that files share, a table for effects, and brokers that differ from that of all tests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.inbox_support import make_effect_table
 from tests.partition_truncation import KafkaToCut
 from tests.processes import launched
 from tests.support import begins_with_shared_spark
+from tests.tls_servers import SecuredKafka
 
 
 class SharedSpark:
@@ -125,5 +126,13 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def kafka_to_cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaToCut]:
     """A broker of the module's own, whose partitions can be cut."""
     kafka = KafkaToCut(tmp_path_factory.mktemp("cut"), print)
+    with launched(kafka):
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker of the module's own, with TLS, users and ACLs."""
+    kafka = SecuredKafka(tmp_path_factory.mktemp("secured"))
     with launched(kafka):
         yield kafka

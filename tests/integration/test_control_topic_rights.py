@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,10 @@ from tests.harvesting import (
     insert_numbered,
     run_outbox,
 )
-from tests.processes import launched
 from tests.support import PATIENCE, eventually
 from tests.tls_servers import SecuredKafka, bindings_of
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    kafka = SecuredKafka(tmp_path_factory.mktemp("secured"))
-    with launched(kafka):
-        yield kafka
 
 
 @pytest.fixture
@@ -62,7 +53,7 @@ class Rights:
             for binding in bindings_of(acl.command(f"User:{user}"))
         ]
         self.settings = known.model_copy(update={"kafka": kafka.add_user(user)})
-        self._add(self._all)
+        self.give(self._all)
 
     def of(self, topic: str, operation: AclOperation | None) -> list[AclBinding]:
         """Those on a topic, of one operation or of all."""
@@ -85,11 +76,7 @@ class Rights:
             done.result(20 * PATIENCE)
 
     def give(self, bindings: list[AclBinding]) -> None:
-        self._add(bindings)
-
-    def _add(self, bindings: list[AclBinding]) -> None:
-        for done in self._kafka.admin.create_acls(bindings).values():
-            done.result(20 * PATIENCE)
+        self._kafka.add_acls(bindings)
 
 
 @pytest.fixture

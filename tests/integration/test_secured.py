@@ -46,7 +46,6 @@ from tests.harvesting import (
     run_outbox,
 )
 from tests.inbox_support import effects, make_effect_table, produce, record_effect
-from tests.processes import launched
 from tests.spark_support import PACKAGES
 from tests.stream_server import StreamServer
 from tests.support import PATIENCE, eventually
@@ -55,13 +54,6 @@ from tests.tls_servers import Authority, SecuredKafka, TlsFront, bindings_of
 pytestmark = pytest.mark.integration
 
 Login = Callable[..., Settings]
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    kafka = SecuredKafka(tmp_path_factory.mktemp("secured"))
-    with launched(kafka):
-        yield kafka
 
 
 @pytest.fixture
