@@ -24,10 +24,12 @@ from psycopg import sql
 from outbox_plugin.core.job_id import former_job_ids
 from outbox_plugin.errors import OutboxError
 from outbox_plugin.printable import one_line
+from outbox_plugin.schema.connection import connect_patiently
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
+from outbox_plugin.settings import Settings
 from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
-from outbox_plugin.spark.staging import StagingTable, patiently
+from outbox_plugin.spark.staging import ISOLATION, StagingTable, retry_connecting
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -91,6 +93,13 @@ class StagedWrite:
     on_conflict: sql.Composable | None = None
 
 
+def driver_connection(settings: Settings, purpose: str) -> Connection:
+    """Connect for the part of a job that its driver does. `purpose` is the name that Postgres shows."""
+    connection = connect_patiently(settings, purpose=purpose)
+    connection.isolation_level = ISOLATION
+    return connection
+
+
 class CommitSession:
     """A job's connection to Postgres. If it is lost during the commit, another takes its place."""
 
@@ -107,7 +116,7 @@ class CommitSession:
 
     def reconnect(self) -> None:
         """Replace a connection that is lost. Waits if Postgres is restarting, or a standby is about to be promoted."""
-        self.connection = patiently(partial(_connected_to_primary, self._connect))
+        self.connection = retry_connecting(partial(_connected_to_primary, self._connect))
 
 
 @dataclass

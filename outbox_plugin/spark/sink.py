@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
+from outbox_plugin.schema.connection import errors_as_refusals
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
@@ -43,6 +43,7 @@ from outbox_plugin.spark.job_commit import (
     StagedWrite,
     batch_record,
     commit_once,
+    driver_connection,
     drop_or_leave,
     is_committed,
     job_record,
@@ -51,7 +52,7 @@ from outbox_plugin.spark.job_commit import (
 )
 from outbox_plugin.spark.options import OptionWrong, SinkOptions, sink_options
 from outbox_plugin.spark.publish import Staged, accepted, digest_events
-from outbox_plugin.spark.staging import ISOLATION, Attempt, StageTask, StagingTable, new_staging_table
+from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable, new_staging_table
 
 COMMIT_PURPOSE = "outbox spark commit"
 
@@ -293,6 +294,4 @@ def _connection(settings: Settings) -> Iterator[Connection]:
 
 
 def _connected(settings: Settings) -> Connection:
-    connection = connect_patiently(settings, purpose=COMMIT_PURPOSE)
-    connection.isolation_level = ISOLATION
-    return connection
+    return driver_connection(settings, COMMIT_PURPOSE)

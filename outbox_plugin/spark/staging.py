@@ -257,12 +257,12 @@ class StageTask:
 
 def _connected(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Connect, and wait if Postgres is restarting: Spark allows a task only a few attempts."""
-    connection = patiently(partial(psycopg.connect, dsn, application_name="outbox spark task", autocommit=True))
+    connection = retry_connecting(partial(psycopg.connect, dsn, application_name="outbox spark task", autocommit=True))
     connection.isolation_level = ISOLATION
     return connection
 
 
-def patiently(connect: Callable[[], C]) -> C:
+def retry_connecting(connect: Callable[[], C]) -> C:
     """Connect. While Postgres is restarting, try again for `RESTART_SECONDS`."""
     deadline = time.monotonic() + RESTART_SECONDS
     while True:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from outbox_plugin.core.job_id import check_job_id
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
+from outbox_plugin.schema.connection import errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -30,6 +30,7 @@ from outbox_plugin.spark.job_commit import (
     Outcome,
     StagedWrite,
     commit_once,
+    driver_connection,
     drop_or_leave,
     is_committed,
     job_record,
@@ -39,7 +40,7 @@ from outbox_plugin.spark.job_commit import (
 from outbox_plugin.spark.options import OnBadRow, OptionWrong
 from outbox_plugin.spark.publish import Staged, accepted
 from outbox_plugin.spark.row_problems import RowProblem
-from outbox_plugin.spark.staging import ISOLATION, Attempt, StageTask, StagingTable, new_staging_table
+from outbox_plugin.spark.staging import Attempt, StageTask, StagingTable, new_staging_table
 
 PURPOSE = "outbox spark driver"
 _ATTEMPT = (
@@ -201,7 +202,10 @@ class OutboxWrite:
         """
         if not (self._business or self._events):
             raise OptionWrong("there is nothing to write: call `table`, `events` or both before `commit`")
-        with errors_as_refusals(self._settings), CommitSession(self._connected) as session:
+        with (
+            errors_as_refusals(self._settings),
+            CommitSession(partial(driver_connection, self._settings, PURPOSE)) as session,
+        ):
             outbox = with_schema(session.connection, self._settings.table)
             if is_committed(session.connection, outbox, self._record):
                 return JobCommitted(self._job_id, 0, 0, again=True)
@@ -222,11 +226,6 @@ class OutboxWrite:
         if self._condition:
             return "run the job again: its condition tells whether they were written"
         return f"run the job again with the job id {self._job_id!r}, which writes them if they are not there"
-
-    def _connected(self) -> Connection:
-        connection = connect_patiently(self._settings, purpose=PURPOSE)
-        connection.isolation_level = ISOLATION
-        return connection
 
     @contextmanager
     def _stage_all(self, session: CommitSession, outbox: str) -> Iterator[tuple[Staged | None, Staged | None]]:
