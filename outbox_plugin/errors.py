@@ -191,18 +191,21 @@ class RowsRefused(OutboxError):
     """Kafka refused rows because of what they contain, not because of an outage. Nothing was published."""
 
     def __init__(
-        self, refusals: Mapping[int, Refusal], away: Mapping[str, Away] | None = None, doubtful: Iterable[int] = ()
+        self,
+        refusals: Mapping[int, Refusal],
+        away: Mapping[str, Away] | None = None,
+        maybe_oversize: Iterable[int] = (),
     ) -> None:
         """Make the message.
 
         Args:
             refusals: the reasons, by the rows' ids.
             away: the topics that cannot be written to now, as in `TopicsAway`.
-            doubtful: the ids of rows that may be refused for the same reasons, each at the price of a transaction.
+            maybe_oversize: the ids of rows that may be too large, too. A try of each costs a transaction.
         """
         id_, first = next(iter(refusals.items()))
         more = f", and {len(refusals) - 1} more" if len(refusals) > 1 else ""
         super().__init__(f"row {id_}: {first.reason}{more}")
         self.refusals = refusals
         self.away = away or {}
-        self.doubtful = frozenset(doubtful)
+        self.maybe_oversize = frozenset(maybe_oversize)

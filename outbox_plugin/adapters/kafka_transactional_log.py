@@ -259,10 +259,10 @@ class KafkaTransactionalLog:
         if not (refusals or sent.narrowed) and error.args[0].code() in _MAY_BE_FORBIDDEN:
             refusals = records.forbidden_rows(self._settings)
         if refusals:
-            doubtful = records.no_smaller_rows()
+            oversize = records.refusals_by_size()
             if compresses(self._settings):  # Then a larger record may fit where a smaller one does not.
-                raise RowsRefused(refusals, doubtful=doubtful.keys()) from error
-            raise RowsRefused(doubtful | refusals) from error
+                raise RowsRefused(refusals, maybe_oversize=oversize.keys()) from error
+            raise RowsRefused(oversize | refusals) from error
         if self._names.progress_topic in sent.too_large and self._largest_progress > _SMALLEST_PROGRESS_BYTES:
             self._largest_progress //= 2
             return

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, REQUEST_TIMEOUT_SECONDS
 from outbox_plugin.adapters.writable_topics import UnwritableTopics, WritableTopics
-from outbox_plugin.core.record_size import record_bytes
+from outbox_plugin.core.record_size import record_body_bytes
 from outbox_plugin.core.row import (
     Misfit,
     OutboxRow,
@@ -359,19 +359,20 @@ class RecordSender:
         rows_of = Counter(row.topic for row in self._group)
         return {row.topic: row for row in self._group if rows_of[row.topic] == 1}
 
-    def no_smaller_rows(self) -> dict[int, Refusal]:
-        """The refusals that rows would get which come after one that is too large for their topic, and are no smaller.
+    def refusals_by_size(self) -> dict[int, Refusal]:
+        """Refusals of rows that follow a row of their topic that was too large, and have at least its size.
 
-        Compressed records may fit nevertheless. Of rows before the refused one, their own reports decide.
+        They hold only where records are not compressed. Rows before the refused one have been sent: their own reports
+        decide.
         """
         smallest: dict[str, int] = {}
         found: dict[int, Refusal] = {}
         for row in self._rows if self._too_large_alone else ():
             if row.id in self._too_large_alone:
-                smallest[row.topic] = min(record_bytes(row), smallest.get(row.topic, sys.maxsize))
+                smallest[row.topic] = min(record_body_bytes(row), smallest.get(row.topic, sys.maxsize))
             elif row.topic not in smallest or row.id in self._refusals or fault_of(row) is not None:
                 continue
-            elif record_bytes(row) >= smallest[row.topic]:
+            elif record_body_bytes(row) >= smallest[row.topic]:
                 found[row.id] = Refusal(f"larger than the topic {row.topic} takes")
         return found
 

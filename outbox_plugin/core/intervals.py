@@ -18,8 +18,8 @@ CONTROL_ASLEEP_SECONDS, READ_ASLEEP_SECONDS = 5.0, 1.0  # While writers wake us,
 # Errors, bad rows, purges, progress records.
 ERROR_FIRST, ERROR_LAST = 0.25, 8.0  # The backoff between terms that fail.
 RETRY_BAD_ROW_SECONDS = 10.0  # A bad row that Postgres refuses to park or dead-letter is tried again after so long.
-# How long rows wait that Kafka may refuse, as it has refused others: the first for each window of such rows.
-DOUBTFUL_FIRST, DOUBTFUL_LAST = 1.0, 60.0
+# How long rows wait that may be too large: the first for each window that has such rows, the last at most.
+OVERSIZE_FIRST, OVERSIZE_LAST = 1.0, 60.0
 PURGE_ROWS, PURGE_REST_SECONDS = 500, 0.02  # Fewer rows wait so long for more, because each purge is a commit.
 MANY_ROWS = 500  # From so many rows on, the rows cost more than the query itself.
 CLEAR_PROGRESS_SECONDS = 5.0  # An idle leader then writes a progress record that names no rows.

@@ -1,4 +1,4 @@
-"""How many bytes of a batch a row's record takes, to compare rows that a topic may find too large.
+"""The size of a row's record as Kafka stores it, to compare rows that a topic may find too large.
 
 https://kafka.apache.org/documentation/#record describes the format.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from outbox_plugin.core.row import OutboxRow, WholeRecord
 
 _ATTRIBUTES, _TIMESTAMP_DELTA, _OFFSET_DELTA = 1, 1, 1  # The deltas of the only record of a batch are 0.
-_NULL = 1  # A length of -1, and no content.
+_NULL_BYTES = 1  # A length of -1, and no content.
 
 
-def record_bytes(row: OutboxRow) -> int:
-    """The size of the record of `row`, which has no fault, where it is the only one of its batch.
+def record_body_bytes(row: OutboxRow) -> int:
+    """Bytes of the record of `row` without its length field, where it is the only record of its batch.
 
-    A batch adds the same number of bytes to each. So of two rows of a topic, this one is larger for Kafka, too, unless
-    records are compressed.
+    The row has no fault. The larger of two rows is larger for Kafka, too, unless records are compressed.
     """
     value = row.value
     key, text = (value.key, value.value) if isinstance(value, WholeRecord) else (row.key, value)
@@ -35,7 +34,7 @@ def _field_bytes(content: object) -> int:
     """The size of a key, a value, or a part of a header: its length, and its bytes."""
     if isinstance(content, str):
         content = content.encode()
-    return _varint_bytes(len(content)) + len(content) if isinstance(content, bytes) else _NULL
+    return _varint_bytes(len(content)) + len(content) if isinstance(content, bytes) else _NULL_BYTES
 
 
 def _varint_bytes(number: int) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outbox_plugin.core.bad_rows import BadRow, without
-from outbox_plugin.core.doubtful_windows import DoubtfulWindows
 from outbox_plugin.core.intervals import RETRY_BAD_ROW_SECONDS
 from outbox_plugin.core.ordering_key import OrderingKey
+from outbox_plugin.core.oversize_backoff import OversizeBackoff
 from outbox_plugin.core.postgres_ports import ShardStore
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away, Refusal
@@ -28,7 +28,7 @@ class BadRowHandler:
         lock: is held while `note_parked` or `note_held` is called.
         note_parked: takes in that the database has parked the keys of bad rows.
         note_held: holds keys back, each until its time.
-        doubtful_windows: decides how long doubtful rows wait.
+        oversize_backoff: decides how long rows wait that may be too large.
     """
 
     shard: int
@@ -38,7 +38,7 @@ class BadRowHandler:
     lock: Lock
     note_parked: Callable[[Sequence[BadRow]], None]
     note_held: Callable[[Mapping[OrderingKey, float]], None]
-    doubtful_windows: DoubtfulWindows = field(default_factory=DoubtfulWindows)
+    oversize_backoff: OversizeBackoff = field(default_factory=OversizeBackoff)
 
     def park(self, bad: Sequence[BadRow]) -> None:
         """Park bad rows. Where the database refuses to park one, its key is held back and tried again."""
@@ -61,14 +61,14 @@ class BadRowHandler:
             self.observe(RowsDeadLettered(self.shard, tuple(dead)))
         return {row.row.id: row.refusal for row in stuck}
 
-    def hold_doubtful(self, rows: Iterable[OutboxRow]) -> None:
-        """Leave the keys of rows that may be bad in the table for a moment, so that the others do not wait for them."""
+    def hold_maybe_oversize(self, rows: Iterable[OutboxRow]) -> None:
+        """Leave the keys of rows that may be too large in the table for a while, so that other rows need not wait."""
         if keys := list(dict.fromkeys(map(OrderingKey.of, rows))):
             now = self.runtime.now()
-            seconds = self.doubtful_windows.hold(now)
+            seconds = self.oversize_backoff.next_delay(now)
             with self.lock:
                 self.note_held(dict.fromkeys(keys, now + seconds))
-            reason = f"Kafka has refused a row that is no larger; {len(keys)} key(s) wait for such a reason"
+            reason = f"Kafka refused a row of this size or smaller as too large; {len(keys)} key(s) wait for a retry"
             self.observe(KeysHeld(self.shard, tuple(keys[:1]), reason, seconds))
 
     def hold(self, topics: Mapping[str, Away]) -> None:

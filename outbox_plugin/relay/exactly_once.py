@@ -319,7 +319,9 @@ class ExactlyOnce:
             except RowsRefused as refused:
                 self._handle_refused_rows(window, refused)
                 self._bad_row_handler.hold(refused.away)
-                self._bad_row_handler.hold_doubtful(row for row in window.rows if row.id in refused.doubtful)
+                self._bad_row_handler.hold_maybe_oversize(
+                    row for row in window.rows if row.id in refused.maybe_oversize
+                )
             except TopicsAway as away:
                 self._bad_row_handler.hold(away.topics)
         with self._lock:

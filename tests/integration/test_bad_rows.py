@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from outbox_plugin import Harvester, Settings, operate
-from outbox_plugin.core.record_size import record_bytes
+from outbox_plugin.core.record_size import record_body_bytes
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import backlog, by_key, consume, create_topic, drained, environment, insert, run_outbox
@@ -136,7 +136,7 @@ def test_rows_that_differ_from_one_that_is_too_large_in_its_headers_alone_are_no
 def test_rows_of_the_very_size_that_a_topic_takes_pass_and_one_byte_more_does_not(either: Settings, group: str) -> None:
     settings = either.model_copy(update={"bad_rows": "dead-letter"})
     row = OutboxRow(0, 0, "", "ключ", "x" * 20_000, ["ä" * 70, "empty"], ["texts" * 20, None], 0)  # type: ignore[list-item]
-    body = record_bytes(row)
+    body = record_body_bytes(row)
     topic = f"{group}-narrow"
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     takes = {"max.message.bytes": str(BATCH_BYTES + 3 + body)}  # The record's own length takes 3 bytes.

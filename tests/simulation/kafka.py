@@ -310,7 +310,7 @@ class SimulatedLog:
                 lambda transaction, part=part: broker.append(part, transaction, leader_id),  # type: ignore[misc]
             )
         if refused:
-            raise RowsRefused(self._some(refused), doubtful=self._any(row.id for row in rows))
+            raise RowsRefused(self._some(refused), maybe_oversize=self._any(row.id for row in rows))
         began = self._process.now()
         self._request(
             f"commits {[row.id for row in rows]} as {leader_id}",
@@ -360,7 +360,7 @@ class SimulatedLog:
         return {id_: refused[id_] for id_ in chosen or list(refused)[-1:]}
 
     def _any(self, ids: Iterable[int]) -> list[int]:
-        """Some rows, perhaps none, in whom Kafka's answer about others raises doubts, with or without reason."""
+        """Some of the rows, perhaps none: those that may be too large, too, with or without reason."""
         chance = self._process.scheduler.random()
         return [id_ for id_ in ids if self._process.scheduler.random() < chance / 2]
 

@@ -176,17 +176,17 @@ def test_a_thousand_rows_that_are_too_large_cost_ten_transactions_at_most_or_let
     monkeypatch.setattr(log, "_producer", producer)
     rows = [GOOD._replace(id=n, key=f"k{n}", value="x" * (2_000 + n % 9 if n % 2 else 900)) for n in range(2_000)]
     refused: set[int] = set()
-    doubtful: set[int] = set()
+    maybe_oversize: set[int] = set()
     for _ in range(10):
         try:
-            if log.publish([row for row in rows if row.id not in refused | doubtful], PROGRESS):
+            if log.publish([row for row in rows if row.id not in refused | maybe_oversize], PROGRESS):
                 break
         except RowsRefused as error:
             refused |= error.refusals.keys()
-            doubtful |= error.doubtful
+            maybe_oversize |= error.maybe_oversize
     odd = {row.id for row in rows if row.id % 2}
-    assert refused | doubtful == odd
-    assert doubtful == set() if compression == "none" else len(refused) < 5
+    assert refused | maybe_oversize == odd
+    assert maybe_oversize == set() if compression == "none" else len(refused) < 5
 
 
 def test_rows_before_a_refused_one_are_not_refused_with_it(log: KafkaTransactionalLog) -> None:
@@ -199,7 +199,7 @@ def test_rows_before_a_refused_one_are_not_refused_with_it(log: KafkaTransaction
     report = SimpleNamespace(topic=lambda: "orders", key=lambda: b"k1", value=lambda: b"x" * 2_000)
     records.on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), report)  # type: ignore[arg-type]
     assert records.interpret_failures().refusals.keys() == {1}
-    assert records.no_smaller_rows().keys() == {2}
+    assert records.refusals_by_size().keys() == {2}
 
 
 def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(

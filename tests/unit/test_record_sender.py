@@ -215,4 +215,4 @@ def test_records_that_were_sent_together_are_not_blamed_one_by_one_for_a_late_an
             records.on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), report)  # type: ignore[arg-type]
         sent = records.interpret_failures()
     assert (sent.refusals, sent.narrowed) == ({}, True)
-    assert records.no_smaller_rows() == {}
+    assert records.refusals_by_size() == {}
