@@ -23,6 +23,7 @@
      |   |- OutcomeUnknown       a commit or abort was not answered: only Kafka knows the outcome
      |   |- LayoutChanged        the outbox has another number of shards, group or secret now
      |   `- TopicMissing         somebody deleted one of the group's own topics
+     |- CommitUnknown            a Spark job's commit was not answered: all was written, or nothing
      |- TopicsAway               some topics cannot be written to now; others can
      `- RowsRefused              Kafka refused rows because of what they contain
 
@@ -151,6 +152,13 @@ class Fenced(TermEnded):
 
 class OutcomeUnknown(TermEnded):
     """A commit or an abort was not answered: only Kafka knows the outcome."""
+
+
+class CommitUnknown(OutboxError):
+    """Postgres was lost during the commit of a Spark job: all of its rows and events were written, or none.
+
+    The message says how to run the job again so that they are written once.
+    """
 
 
 class LayoutChanged(TermEnded):

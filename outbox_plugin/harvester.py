@@ -89,7 +89,7 @@ def may_take_over_early(settings: Settings) -> bool:
     return settings.delivery == "exactly-once" or not (settings.leader_topic or settings.leader_group)
 
 
-class _Registered(NamedTuple):
+class _Registration(NamedTuple):
     """What a harvester that registers learns of its outbox."""
 
     identity: OutboxIdentity
@@ -187,7 +187,7 @@ class Harvester(Background):
         The table is checked once here: each term checks it again.
         """
         with closing(RegistrationConnection(self._settings)) as connection:
-            checked, weaknesses = self._register(connection, self._check_registration)
+            checked, weaknesses = self._register(connection, self._try_registration)
             self._check_kafka(admin, checked)
             registered = self._register(connection, self._keep_registration)
         if (registered.identity, registered.layout.shards) != (checked.identity, checked.layout.shards):
@@ -218,27 +218,27 @@ class Harvester(Background):
                     raise
                 logger.warning("waiting for another session that locks the outbox (see pg_locks): %s", one_line(error))
 
-    def _check_registration(self, connection: RegistrationConnection) -> tuple[_Registered, list[str]]:
+    def _try_registration(self, connection: RegistrationConnection) -> tuple[_Registration, list[str]]:
         """Check the outbox, and whether it lets us register. This must change nothing, as Kafka may refuse us.
 
         Also returns the outbox's weaknesses.
         """
         with connection.registration(keep=False) as registration:
-            return self._registered(registration, registration.check_outbox()), registration.weaknesses()
+            return self._write_registration(registration, registration.check_outbox()), registration.weaknesses()
 
-    def _keep_registration(self, connection: RegistrationConnection) -> _Registered:
+    def _keep_registration(self, connection: RegistrationConnection) -> _Registration:
         with connection.registration() as registration:
-            return self._registered(registration, registration.identity())
+            return self._write_registration(registration, registration.identity())
 
-    def _registered(self, registration: HarvesterRegistration, identity: OutboxIdentity) -> _Registered:
+    def _write_registration(self, registration: HarvesterRegistration, identity: OutboxIdentity) -> _Registration:
         """Register our group, delivery and number of shards with the outbox."""
         registration.register_group(adopt=self._adopt)
         registration.register_delivery(adopt=self._adopt)
         self._signer, terms = registration.signer(), registration.terms()
         self._is_new = terms.number == 0
-        return _Registered(identity, terms, registration.register_layout())
+        return _Registration(identity, terms, registration.register_layout())
 
-    def _check_kafka(self, admin: KafkaAdmin, registered: _Registered) -> None:
+    def _check_kafka(self, admin: KafkaAdmin, registered: _Registration) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
         layout = registered.layout
         try:

@@ -24,7 +24,7 @@ def use_archives(environment: MutableMapping[str, str]) -> None:
         environment: of this process. A developer's own JDK_JAVA_OPTIONS and SPARK_SUBMIT_OPTS are kept.
     """
     environment.setdefault("JDK_JAVA_OPTIONS", f"{NO_OPTIMIZER} {_SILENT} {_use(KAFKA)}")
-    # Not in a file: Spark puts the folder of that file on its class path, where an archive allows no folder with files.
+    # Not in spark-defaults.conf: Spark puts its folder on the class path, and Java uses no archive with such a folder.
     environment.setdefault("SPARK_SUBMIT_OPTS", _use(SPARK))
 
 

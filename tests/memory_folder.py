@@ -1,8 +1,8 @@
 """A folder in memory, for servers whose data is not needed after the machine's end.
 
 Nearly every test makes a database of its own, which are 300 files, and drops it. On a disk, the drop waits until they
-are written. A file system without a journal, as in many virtual machines, looks at all files that were deleted of late
-before it makes one: that was most of the time that a whole run spent in the kernel.
+are written. And ext4 without a journal, as in many virtual machines, checks recently deleted files before it makes a
+new one: a whole run spent most of its time in the kernel on this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 MEMORY = Path("/dev/shm")
-ENOUGH = 4 * 1024**3  # Bytes that must be free. The servers of a process of the gate need a tenth of that.
+MIN_FREE_BYTES = 4 * 1024**3  # Bytes that must be free. The servers of a process of the gate need a tenth of that.
 _PREFIX = "outbox-tests-"
 
 
@@ -44,7 +44,7 @@ def memory_folder(on_disk: Path) -> Iterator[Path]:
 
 
 def _has_room() -> bool:
-    return MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) >= ENOUGH
+    return MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) >= MIN_FREE_BYTES
 
 
 def _delete_leftovers() -> None:

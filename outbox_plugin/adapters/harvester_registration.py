@@ -27,8 +27,8 @@ from outbox_plugin.settings import Settings
 class RegistrationConnection:
     """The connection on which a harvester registers.
 
-    A connection that was ended while it was idle looks open until it is used, so that one registration fails. The next
-    one is on another connection.
+    A connection that was ended while it was idle looks open until it is used. That registration fails, and the next one
+    connects again.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -76,7 +76,7 @@ class HarvesterRegistration:
         self.table_with_schema = with_schema(connection, settings.table)
 
     def identity(self) -> OutboxIdentity:
-        """Who the outbox is.
+        """The outbox's incarnation and place.
 
         Raises:
             SchemaMissing: the table, our trigger, or our own tables are missing.

@@ -48,7 +48,7 @@ _LEADERS_MS = 5_000
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 K = TypeVar("K")
-_HOW_TO_ALLOW = "`outbox grants --role harvester --kafka` prints the ACLs that it needs"
+_ACL_HINT = "`outbox grants --role harvester --kafka` prints the ACLs that it needs"
 _DONE_BY_ANOTHER = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS}
 
 
@@ -82,12 +82,12 @@ def offsets_of(answers: Mapping[K, Future[ListOffsetsResultInfo]], timeout_secon
 
 def _may_be_written(answer: Future[TopicDescription]) -> bool:
     try:
-        return not _forbidden([AclOperation.WRITE], answer_of(answer, REQUEST_TIMEOUT_SECONDS))
+        return not _missing_operations([AclOperation.WRITE], answer_of(answer, REQUEST_TIMEOUT_SECONDS))
     except (KafkaException, TimeoutError):
         return True
 
 
-def _forbidden(operations: Sequence[AclOperation], topic: TopicDescription) -> list[AclOperation]:
+def _missing_operations(operations: Sequence[AclOperation], topic: TopicDescription) -> list[AclOperation]:
     """Those of the operations that we may not do on the topic; none if Kafka does not say."""
     # Whoever sees a topic may at least describe it: of no operations at all, Kafka has not said anything.
     allowed = set(topic.authorized_operations or ())
@@ -218,7 +218,7 @@ class KafkaAdmin:
         if progress:  # A progress record must never expire: it proves what was published, however long ago.
             wanted[names.progress_topic] = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         try:
-            found = self._described(wanted)
+            found = self._existing(wanted)
             missing = [
                 NewTopic(topic, num_partitions=shards, config=dict(config))
                 for topic, config in wanted.items()
@@ -231,12 +231,12 @@ class KafkaAdmin:
             if small:
                 futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
             for topic, future in futures:
-                self._created(topic, future)
-            return self._described(wanted) if missing else found
+                self._await_change(topic, future)
+            return self._existing(wanted) if missing else found
         except KafkaException as error:
             raise connection_error(error.args[0], self._settings) from error
 
-    def _described(self, topics: Collection[str]) -> dict[str, TopicDescription]:
+    def _existing(self, topics: Collection[str]) -> dict[str, TopicDescription]:
         """Those of `topics` that exist, as far as we may see them. It asks for no others: they may be thousands.
 
         Raises:
@@ -263,7 +263,7 @@ class KafkaAdmin:
         )
 
     @staticmethod
-    def _created(topic: str, future: Future[None]) -> None:
+    def _await_change(topic: str, future: Future[None]) -> None:
         try:
             answer_of(future, REQUEST_TIMEOUT_SECONDS)
         except TimeoutError:
@@ -273,7 +273,7 @@ class KafkaAdmin:
             if problem.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise ServerRefused(
                     f"Kafka: this harvester may not make the topic {topic}, nor add partitions to it, or may not see "
-                    f"that it is there; {_HOW_TO_ALLOW}"
+                    f"that it is there; {_ACL_HINT}"
                 ) from None
             if problem.code() not in _DONE_BY_ANOTHER:
                 raise
@@ -288,10 +288,10 @@ class KafkaAdmin:
             ServerRefused: we may not.
         """
         for topic, described in topics.items():
-            if forbidden := _forbidden([AclOperation.READ, AclOperation.WRITE], described):
+            if forbidden := _missing_operations([AclOperation.READ, AclOperation.WRITE], described):
                 missing = " and ".join(each.name.capitalize() for each in forbidden)
                 raise ServerRefused(
-                    f"Kafka: this harvester lacks the right {missing} on the topic {topic}; {_HOW_TO_ALLOW}"
+                    f"Kafka: this harvester lacks the right {missing} on the topic {topic}; {_ACL_HINT}"
                 )
 
     def writable(self, topics: Collection[str]) -> set[str]:

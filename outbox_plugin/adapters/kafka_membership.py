@@ -39,8 +39,8 @@ RECEIVE_SECONDS = 0.5  # How long records are received in one go. Some may come 
 SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
-class _Refusals:
-    """Logs why Kafka refuses a partition's heartbeats, once. The status cannot say so, since it reads heartbeats."""
+class _HeartbeatErrorLog:
+    """Logs why Kafka refuses a partition's heartbeats, once. The status cannot: it reads those heartbeats."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -61,7 +61,7 @@ class _Refusals:
             )
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Take in what became of a heartbeat. The client's own errors say that Kafka is away, which passes."""
+        """Take in what became of a heartbeat. The client's own errors mean an outage."""
         if error is None or (error.code() > 0 and error.code() not in UNKNOWN_TOPIC):
             self.note(error, message)
 
@@ -88,8 +88,8 @@ class KafkaMembership:
         self._codec = HeartbeatCodec(names.leader_topic, signer, instance)
         self._unsigned: LeaderHeartbeat | None = None
         self._warned = False
-        self._reading = _Refusals(f"may not be read from the topic {names.leader_topic}")
-        self._writing = _Refusals(f"cannot be written to the topic {names.leader_topic}")
+        self._reading = _HeartbeatErrorLog(f"may not be read from the topic {names.leader_topic}")
+        self._writing = _HeartbeatErrorLog(f"cannot be written to the topic {names.leader_topic}")
         self._has_left = False
         self._owned: set[int] = set()
         self._sender_lock = threading.Lock()

@@ -214,7 +214,7 @@ class PostgresSession:
             return self.purger.execute(*self.query(noun, name, **values))
 
         with self._purger_lock, errors_as_unavailable(), self.purger.transaction():
-            run("window", "durable_and_short")
+            run("window", "durable_with_idle_time_out")
             yield run
 
     def delete(self, setup: Sequence[str], queries: Sequence[Query]) -> list[int]:

@@ -33,7 +33,7 @@ class PostgresWakeUp:
         self._pipe: tuple[int, int] | None = os.pipe()  # To read from, and to write to.
         self._pipe_lock = threading.Lock()  # A closed descriptor's number may be in use again a moment later.
 
-    def _listening(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _listening_connection(self) -> psycopg.Connection[tuple[Any, ...]]:
         """The connection, which hears what is notified from now on.
 
         Raises:
@@ -57,7 +57,7 @@ class PostgresWakeUp:
     def wait(self, seconds: float) -> bool:
         """Wait for a writer's notification or `interrupt`. Returns False after `seconds`."""
         with errors_as_unavailable():
-            connection = self._listening()
+            connection = self._listening_connection()
             # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
             poll = select.poll()
             interrupted = self._pipe[0] if self._pipe else -1
@@ -80,7 +80,7 @@ class PostgresWakeUp:
     def _ask(self, name: str) -> bool:
         values = {"table": self._settings.table, "shard": self._shard}
         with errors_as_unavailable():
-            connection = self._listening()
+            connection = self._listening_connection()
             row = connection.execute(statement("wake_up", name, self._table_with_schema), values).fetchone()
         return bool(row and row[0])
 

@@ -53,7 +53,7 @@ def consume_range_with_spark(spark: SparkSession, settings: Settings, wanted: To
         RangeRefused, TopicReplaced: it cannot be consumed.
         InvalidSetting: Spark's Kafka source cannot be downloaded.
         LogUnavailable, ServerRefused, SchemaMissing: a server is away, or refuses us.
-        CommitUnknown: Postgres was lost during the commit: run it again, and the position tells whether it was written.
+        CommitUnknown: Postgres was lost during the commit. Call this again: the position decides.
         OutboxError, pyspark.errors.PySparkException: as `OutboxWrite.commit` does; nothing was written.
     """
     rest, there = unconsumed_range(settings, wanted)

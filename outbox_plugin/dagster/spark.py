@@ -85,7 +85,7 @@ class OutboxIOManager(ConfigurableIOManager):
         Raises:
             DagsterInvariantViolationError: the asset returned no DataFrame, or an option in its metadata is no text.
             pyspark.errors.PySparkException: the write failed; nothing was written. If Postgres was lost during the
-                commit, the message says that this is not known. A retry of the step is safe in either case.
+                commit, the message says that the outcome is unknown. A retry of the step is safe in either case.
         """
         if not isinstance(obj, DataFrame):
             kind = type(obj).__name__

@@ -446,8 +446,8 @@ def _write_sqlalchemy(target: Any, insert: Insert, rows: Iterable[Row]) -> None:
 def _commits_by_itself(connection: Any) -> bool:
     """Whether SQLAlchemy's connection commits each statement.
 
-    The execution options do not say so where the engine was made with that isolation level. A connection of psycopg's
-    that somebody lends to SQLAlchemy may be in autocommit mode, and in a transaction of its lender.
+    The execution options leave out the engine's isolation level. A connection of psycopg that is lent to SQLAlchemy may
+    be in autocommit mode: it is accepted inside a transaction of its lender.
     """
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True

@@ -12,7 +12,7 @@ from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.shard import Shard
 
 LISTEN_SECONDS = 0.1
-# The same for a moment after the start, until we lead: what makes a leader of us may come at any time.
+# The same for a moment after the start, until we lead all shards: what makes a leader of us may come at any time.
 JOIN_SECONDS, LISTEN_WHILE_JOINING_SECONDS = 1.0, 0.01
 HAND_OVER_SECONDS = 10.0
 SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.

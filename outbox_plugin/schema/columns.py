@@ -21,7 +21,7 @@ def check_columns(connection: psycopg.Connection[tuple[Any, ...]], table: str, c
     Raises:
         SchemaMissing: it lacks a column, has one of another type, or is neither a table nor a view.
     """
-    for (kind,) in connection.execute(statement("identity", "no_table", table)):
+    for (kind,) in connection.execute(statement("identity", "unsupported_kind", table)):
         raise SchemaMissing(f"{called!r} is {kind}; an outbox is a table, or a view of one")
     if missing := [column for (column,) in connection.execute(statement("identity", "columns", table))]:
         raise SchemaMissing(f"the table {called!r} lacks the column(s) {', '.join(missing)}")

@@ -81,8 +81,10 @@ async def connect_async(settings: Settings, *, purpose: str = "outbox") -> Watch
         raise _too_old(version)
     _prepare_to_probe(connection, settings, options)
     try:
-        if time_outs := _to_switch_off(connection, options):
-            await connection.execute(statement("probe", "stay", settings.table), _stay(connection, time_outs))
+        if time_outs := _time_outs_to_disable(connection, options):
+            await connection.execute(
+                statement("probe", "disable_time_outs", settings.table), _disabled(connection, time_outs)
+            )
     except BaseException:
         await connection.close()
         raise
@@ -92,15 +94,17 @@ async def connect_async(settings: Settings, *, purpose: str = "outbox") -> Watch
 def _kept(connection: C, settings: Settings, options: dict[str, Any], *, takes_long: bool = False) -> C:
     """Keep time-outs that a role or a database sets from ending `connection`, and return it."""
     try:
-        if time_outs := _to_switch_off(connection, options, takes_long=takes_long):
-            connection.execute(statement("probe", "stay", settings.table), _stay(connection, time_outs))
+        if time_outs := _time_outs_to_disable(connection, options, takes_long=takes_long):
+            connection.execute(
+                statement("probe", "disable_time_outs", settings.table), _disabled(connection, time_outs)
+            )
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _to_switch_off(
+def _time_outs_to_disable(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
     options: dict[str, Any],
     *,
@@ -117,7 +121,7 @@ def _to_switch_off(
     ]
 
 
-def _stay(
+def _disabled(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], time_outs: list[str]
 ) -> dict[str, object]:
     return {"pid": connection.info.backend_pid, "time_outs": time_outs}

@@ -86,11 +86,11 @@ def _in_the_way(connection: psycopg.Connection[tuple[Any, ...]], settings: Setti
 
 def _names(table: str) -> list[str]:
     """The names of all tables of the outbox, without their schema."""
-    return [table.rpartition(".")[2], *_names_beside()]
+    return [table.rpartition(".")[2], *_companion_names()]
 
 
-def _names_beside(pattern: str = "") -> list[str]:
-    """The names that migrations use beside the outbox's own, functions among them; or only those behind a pattern."""
+def _companion_names(pattern: str = "") -> list[str]:
+    """The names of what migrations make beside the outbox, where they follow `pattern`, and `outbox_migration`."""
     return [*re.findall(pattern + r"\{(outbox_\w+)\}", "".join(migrations().values())), "outbox_migration"]
 
 
@@ -161,7 +161,7 @@ def refuse_other_tables(connection: psycopg.Connection[tuple[Any, ...]], table: 
         InvalidSetting: it is the name of one of the tables that an outbox has beside it.
         SchemaMissing: there is something else of that name.
     """
-    if table.rpartition(".")[2] in _names_beside("CREATE TABLE[A-Z ]* "):
+    if table.rpartition(".")[2] in _companion_names("CREATE TABLE[A-Z ]* "):
         raise InvalidSetting(f"OUTBOX_TABLE: expected a name that no other table of an outbox has (given: {called!r})")
     if connection.execute(statement("migrate", "exists", table)).fetchall():
         check_columns(connection, table, called)

@@ -22,7 +22,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.core.job_id import former_job_ids
-from outbox_plugin.errors import OutboxError
+from outbox_plugin.errors import CommitUnknown
 from outbox_plugin.printable import one_line
 from outbox_plugin.schema.connection import connect_patiently
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
@@ -32,10 +32,6 @@ from outbox_plugin.spark.publish import Staged, publish_events, publish_rows
 from outbox_plugin.spark.staging import ISOLATION, StagingTable, retry_connecting
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-
-
-class CommitUnknown(OutboxError):
-    """Postgres was lost during a commit: rows and events were written together, or not at all, and which is unknown."""
 
 
 class Outcome(Enum):
@@ -209,8 +205,8 @@ def commit_once(
     """Run `publish` in a transaction, which is rolled back unless `publish` returns `PUBLISHED`.
 
     A lost connection does not tell whether its transaction was committed. So `publish` runs once more on a new one: it
-    finds the record of the commit, or waits until the server has ended the lost transaction and publishes what that did
-    not.
+    waits until the server has ended the lost transaction. Then it finds the record, or publishes where there is
+    none.
 
     Args:
         session: outside a transaction. It gets a new connection if it loses the one that it has.

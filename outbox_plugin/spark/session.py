@@ -72,7 +72,7 @@ def jvm_is_dead() -> bool:
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop a session, also one whose JVM is dead. PySpark would keep that, and offer it for ever."""
+    """Stop a session, also one whose JVM is dead. PySpark would use the dead session again."""
     for part in (session, session.sparkContext):
         with suppress(Py4JError, OSError):
             part.stop()

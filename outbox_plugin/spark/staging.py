@@ -191,7 +191,7 @@ class StageTask:
             try:
                 return self._copied(batches, connection, limits, partition, attempt)
             except (psycopg.DataError, psycopg.IntegrityError) as error:
-                if (refused := self._refused(error)) is None:
+                if (refused := self._problem_of(error)) is None:
                     raise
                 return Attempt(attempt.hex, partition, 0, refused=refused)
 
@@ -227,8 +227,8 @@ class StageTask:
                 self.table.lease(connection)
         return Attempt(attempt.hex, partition, rows - dead_letters, dead_letters)
 
-    def _refused(self, error: psycopg.Error) -> RowProblem | None:
-        """The business column that Postgres has refused, as one that is too long; None if it is another column."""
+    def _problem_of(self, error: psycopg.Error) -> RowProblem | None:
+        """The business column and the value that Postgres has refused; None if no business column is at fault."""
         where = _BUSINESS_COLUMN.search(error.diag.context or "")
         if where is None:
             return None

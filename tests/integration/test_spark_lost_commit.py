@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import Proxy
+from outbox_plugin.errors import CommitUnknown
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite, staging
-from outbox_plugin.spark.job_commit import CommitUnknown
 from tests.postgres_sessions import sessions_waiting_for_a_lock
 from tests.spark_support import count, events_of, numbers, outbox_rows, staging_tables
 from tests.support import eventually

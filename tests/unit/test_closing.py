@@ -63,7 +63,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Po
     monkeypatch.setattr(postgres_wake_up, "with_schema", lambda *_: "outbox")
     monkeypatch.setattr(postgres_wake_up, "statement", lambda *_: b"")
     wake_up = PostgresWakeUp(SETTINGS, 0)
-    wake_up._listening()
+    wake_up._listening_connection()
     return wake_up
 
 

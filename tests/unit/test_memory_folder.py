@@ -18,7 +18,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setattr(module, "MEMORY", memory)
-    monkeypatch.setattr(module, "ENOUGH", 1)
+    monkeypatch.setattr(module, "MIN_FREE_BYTES", 1)
     return memory
 
 
@@ -43,7 +43,7 @@ def test_the_folder_is_gone_at_the_end_and_the_servers_logs_are_on_the_disk(memo
 def test_too_little_room_leaves_the_servers_on_the_disk(
     memory: Path, on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ENOUGH", 2**63)
+    monkeypatch.setattr(module, "MIN_FREE_BYTES", 2**63)
     with memory_folder(on_disk) as folder:
         assert folder == on_disk
 

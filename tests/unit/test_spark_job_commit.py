@@ -12,13 +12,13 @@ import psycopg
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from outbox_plugin.errors import CommitUnknown
 from outbox_plugin.spark import sink, staging
 from outbox_plugin.spark.columns import event_form
 from outbox_plugin.spark.job_commit import (
     CommitAttempt,
     CommitRecord,
     CommitSession,
-    CommitUnknown,
     Connection,
     Outcome,
     StagedWrite,

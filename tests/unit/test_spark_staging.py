@@ -36,4 +36,4 @@ def test_the_business_column_that_postgres_refuses_is_not_sought_in_values(
 ) -> None:
     task = StageTask("", new_staging_table("outbox", RowForm(("a", "b")), "wide", None))
     error = SimpleNamespace(diag=SimpleNamespace(context=context, message_primary="too long"))
-    assert task._refused(cast(Any, error)) == refused
+    assert task._problem_of(cast(Any, error)) == refused

@@ -51,7 +51,7 @@ SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
 -- may be unsigned.
 SELECT term, recorded, unsigned FROM {outbox_identity} WHERE table_name = %(table)s
 
--- name: no_table
+-- name: unsupported_kind
 -- What is there by the outbox's name, if it is neither a table nor a view.
 SELECT CASE WHEN relkind = 'm' THEN 'a materialized view' WHEN relkind = 'f' THEN 'a foreign table'
             WHEN relkind = 'S' THEN 'a sequence' WHEN relkind = 'c' THEN 'a type' ELSE 'an index' END

@@ -14,7 +14,7 @@ SELECT pg_catalog.pg_backend_pid(),
 SELECT set_config('tcp_keepalives_idle', '5', true), set_config('tcp_keepalives_interval', '2', true),
        set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '10000', true)
 
--- name: stay
+-- name: disable_time_outs
 -- Keep time-outs that a role sets, of idle sessions and of transactions, from ending this session. Does nothing behind a
 -- pooler, which shares its sessions with other clients: there, the process ids differ.
 SELECT set_config(time_out, '0', false) FROM unnest(%(time_outs)s::text[]) AS time_out WHERE pg_backend_pid() = %(pid)s

@@ -25,8 +25,8 @@ set_config('row_security', 'off', true)
 -- the DELETE it would double the cost per row. There is no time-out, as in `configure_read`.
 SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
 
--- name: durable_and_short
--- The same, for a transaction of several statements: it ends after 2 s without one, because the next leader may be waiting for
+-- name: durable_with_idle_time_out
+-- As `durable`, for a transaction of several statements: it ends after 2 s without one, because the next leader may be waiting for
 -- its locks.
 SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true),
        set_config('idle_in_transaction_session_timeout', '2000', true), {notice_hidden_rows}
