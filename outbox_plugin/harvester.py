@@ -199,14 +199,14 @@ class Harvester(Background):
 
         It may have been idle while Kafka was checked, or this process may have been stopped in the middle.
         """
-        ready = partial(self._register_when_unlocked, partial(attempt, connection))
+        register = partial(self._register_when_unlocked, partial(attempt, connection))
         with errors_as_refusals(self._settings):
             try:
-                return ready()
+                return register()
             except psycopg.Error:
                 if not connection.was_ended:
                     raise
-                return ready()
+                return register()
 
     def _register_when_unlocked(self, attempt: Callable[[], R]) -> R:
         """Wait while another session has locked what the registration needs, unless the harvester is to stop."""

@@ -46,7 +46,7 @@ class RegistrationConnection:
             psycopg.Error: Postgres is away, or refuses.
         """
         if self.was_ended:
-            self._connection = None
+            self._connection = None  # If none can be made, it is not one that was ended.
         if self._connection is None:
             self._connection = connect(self._settings, purpose="outbox harvester (start)")
         with self._connection.transaction(force_rollback=not keep):
@@ -55,7 +55,7 @@ class RegistrationConnection:
 
     @property
     def was_ended(self) -> bool:
-        """Whether Postgres, or what is between, has ended the connection, as far as is known."""
+        """Whether Postgres or a pooler has ended the connection, as far as is known."""
         return self._connection is not None and self._connection.closed
 
     def close(self) -> None:

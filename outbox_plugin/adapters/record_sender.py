@@ -79,6 +79,7 @@ class RecordSender:
         self._rows: Sequence[OutboxRow] = ()
         self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
         self._group_bytes = 0
+        self._are_groups_answered = True
         self._failed_reports: list[tuple[KafkaError, str, bytes | None, bytes | None]] = []
         self._has_met_bad_rows = False
         self._refusals: dict[int, Refusal] = {}
@@ -180,7 +181,7 @@ class RecordSender:
 
     def reset(self) -> None:
         """Forget the results of the last records. Call it before the next ones are checked or produced."""
-        self._rows, self._group, self._group_bytes = (), [], 0
+        self._rows, self._group, self._group_bytes, self._are_groups_answered = (), [], 0, True
         self._failed_reports, self._refusals, self._failures, self._failed = [], {}, [], set()
         self._narrowed, self._too_large = False, set()
         self._invalid, self._too_large_alone, self._off_clock = set(), set(), {}
@@ -251,7 +252,7 @@ class RecordSender:
         """Make room for a record of a limited topic: first send the group before it, if both together are too large."""
         size = 1 + length_of(row)
         if self._group and self._group_bytes + size > self._limits[row.topic]:
-            producer.flush(REQUEST_TIMEOUT_SECONDS)
+            self._are_groups_answered &= not producer.flush(REQUEST_TIMEOUT_SECONDS)
             self.interpret_failures()
             self._group, self._group_bytes = [], 0
         self._group.append(row)
@@ -354,8 +355,10 @@ class RecordSender:
     def _alone(self) -> dict[str, OutboxRow]:
         """The rows that are the only ones of their topic in the last group, by topic.
 
-        A report of an earlier group may come late, where its flush has timed out.
+        There are none once a flush has timed out: a report may be one of an earlier group then.
         """
+        if not self._are_groups_answered:
+            return {}
         rows_of = Counter(row.topic for row in self._group)
         return {row.topic: row for row in self._group if rows_of[row.topic] == 1}
 

@@ -1,7 +1,8 @@
 """The backoff of rows that may be too large for their topic.
 
 Each refused transaction takes some 0.2 s, identifies one such row, and delays all other rows. The more windows have
-such rows, the longer each of them waits, up to a minute. So most of the time is left to other rows.
+such rows, the longer each of them waits, up to a minute. So most of the time is left to other rows, unless more than a
+hundred windows wait.
 """
 
 from __future__ import annotations

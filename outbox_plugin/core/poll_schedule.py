@@ -97,7 +97,7 @@ class PollSchedule:
         self._uncommitted = False  # Whether the poll passed over rows that cannot be seen yet.
         self._busy = False  # Whether the last poll found many rows.
         self._armed = False
-        self._hears_commands = False  # From the first attempt to arm the wake-up on.
+        self._has_tried_to_arm = False
 
     def begin(self, now: float, *, refresh: bool = False, live: bool = True, others: bool = True) -> bool:
         """Begin a poll.
@@ -223,8 +223,8 @@ class PollSchedule:
             been written before. After the first attempt, ask for commands too: nobody has told us of earlier ones.
         """
         self._armed = armed
-        if not self._hears_commands:
-            self._hears_commands = True
+        if not self._has_tried_to_arm:
+            self._has_tried_to_arm = True
             self._refreshed_at = None
         return 0.0 if armed else self._backoff.wait()
 

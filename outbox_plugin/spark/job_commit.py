@@ -187,7 +187,7 @@ def record_and_publish(
     if not recorded:
         return Outcome.RECORDED_BEFORE
     attempt.has_recorded = True
-    if condition and not condition(connection):
+    if condition and not _holds(condition, connection):
         return Outcome.DECLINED
     [(events_before,)] = recorded
     if write.rows:
@@ -195,6 +195,16 @@ def record_and_publish(
     if write.events:
         publish_events(connection, write.events, record.job_id, events_before)
     return Outcome.PUBLISHED
+
+
+def _holds(condition: Callable[[Connection], bool], connection: Connection) -> bool:
+    """Whether the condition returns True. It runs in a savepoint of its own, and fails if it ends the transaction.
+
+    A condition that raises `psycopg.Rollback` does not hold.
+    """
+    with suppress(psycopg.Rollback), connection.transaction():
+        return condition(connection)
+    return False
 
 
 def commit_once(
@@ -211,7 +221,7 @@ def commit_once(
     Args:
         session: outside a transaction. It gets a new connection if it loses the one that it has.
         publish: records the commit and publishes its rows.
-        run_again: tells the user how to find out whether the job has written, and to write if it has not.
+        run_again: what the user is told to do if the outcome cannot be found out.
 
     Raises:
         CommitUnknown: the connection was lost during the commit, and its outcome could not be found out.
@@ -227,7 +237,7 @@ def commit_once(
         session.reconnect()
         second = CommitAttempt(session.connection)
         outcome = second.run(publish)
-    except psycopg.Error as error:
+    except Exception as error:
         first_is_unknown = first.was_committing and not (second and second.has_recorded)
         if not (first_is_unknown or (second and second.has_lost_its_answer)):
             raise

@@ -111,7 +111,7 @@ class _Sink:
         Args:
             staged: the events, each with its business row where there is a business table.
             job_id: of the job or the stream.
-            run_again: tells the user how to find out whether it has written, and to write if it has not.
+            run_again: what the user is told to do if the outcome cannot be found out.
             record_of: makes the commit's record, in the transaction of the commit.
             check_repeat: called if the commit was recorded before.
         """

@@ -36,8 +36,8 @@ RESTART_SECONDS = 30.0
 # Set whatever the role's default is: at a stricter level, tasks that renew the same lease fail to serialize.
 ISOLATION = psycopg.IsolationLevel.READ_COMMITTED
 MAX_COLUMNS = 1_600  # Of a table in Postgres.
-# Where COPY has stopped, in the server's language: the column's name (`row_column`), and the value.
-_BUSINESS_COLUMN = re.compile(r"^COPY [^:\n]*\brow_(\d+)\b(.*)", re.MULTILINE)
+# Where COPY has stopped, in the server's language: the staging table, the column's name (`row_column`), and the value.
+_BUSINESS_COLUMN = re.compile(rf"^[^:\n]*{PREFIX}[0-9a-f]+[^:\n]*\brow_(\d+)\b(.*)", re.MULTILINE)
 PARTITION_BITS = 40  # An ordinal is the partition's number, followed by 40 bits for the row's number within it.
 
 
@@ -190,7 +190,7 @@ class StageTask:
             limits = self._prepare(connection)
             try:
                 return self._copied(batches, connection, limits, partition, attempt)
-            except (psycopg.DataError, psycopg.IntegrityError) as error:
+            except psycopg.Error as error:
                 if (refused := self._problem_of(error)) is None:
                     raise
                 return Attempt(attempt.hex, partition, 0, refused=refused)

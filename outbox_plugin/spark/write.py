@@ -170,9 +170,10 @@ class OutboxWrite:
     def only_if(self, claim: Callable[[psycopg.Connection[tuple[Any, ...]]], bool]) -> OutboxWrite:
         """Write only if `claim` returns True. It is called before the write, in its transaction, and may write, too.
 
-        If it returns False, nothing is written, not by `claim` either, and `again` is True in the result of `commit`.
-        It is called once more if Postgres was lost before the commit, and what it wrote was rolled back. If `commit`
-        raises CommitUnknown, run the job again: `claim` must tell then whether it has been written.
+        A claim that ends the transaction fails the write. If it returns False, nothing is written, not by `claim`
+        either, and `again` is True in the result of `commit`. It is called once more if Postgres was lost before the
+        commit, and what it wrote was rolled back. If `commit` raises CommitUnknown, run the job again: `claim` must
+        tell then whether it has been written.
         `outbox_plugin.consuming.spark` uses it to move a consumer's position in the transaction of the effects.
 
         Raises:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import Proxy
-from outbox_plugin.errors import CommitUnknown
+from outbox_plugin.errors import CommitUnknown, ServerRefused
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.spark import OutboxWrite, staging
 from tests.postgres_sessions import sessions_waiting_for_a_lock
@@ -140,6 +140,27 @@ def test_what_to_do_if_postgres_does_not_come_back(
         written = OutboxWrite(through, job_id).events(events_of(numbers(spark, ROWS, 1)), topic="t")
         with pytest.raises(CommitUnknown, match=f": {advice}$"):
             (written if job_id else written.only_if(lambda _: True)).commit()
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
+def test_a_condition_that_ends_the_transaction_fails_and_no_event_is_written(
+    spark: SparkSession, settings: Settings, ends: str
+) -> None:
+    def claim(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+        connection.execute(ends.encode())
+        return True
+
+    with pytest.raises(ServerRefused, match="SAVEPOINT can only be used in transaction blocks"):
+        OutboxWrite(settings).events(events_of(numbers(spark, ROWS, 1)), topic="t").only_if(claim).commit()
+    assert count(settings, "outbox") == 0
+
+
+def test_a_condition_that_rolls_back_does_not_hold(spark: SparkSession, settings: Settings) -> None:
+    def claim(_: object) -> bool:
+        raise psycopg.Rollback
+
+    done = OutboxWrite(settings).events(events_of(numbers(spark, ROWS, 1)), topic="t").only_if(claim).commit()
+    assert (done.events, done.again, count(settings, "outbox"), count(settings, "outbox_job")) == (0, True, 0, 0)
 
 
 def test_a_staging_table_that_cannot_be_dropped_is_left_to_later_jobs_alone(

@@ -216,3 +216,16 @@ def test_records_that_were_sent_together_are_not_blamed_one_by_one_for_a_late_an
         sent = records.interpret_failures()
     assert (sent.refusals, sent.narrowed) == ({}, True)
     assert records.refusals_by_size() == {}
+
+
+def test_a_late_answer_about_a_row_is_not_taken_for_one_about_its_twin() -> None:
+    """A report lacks the headers, by which the first row is too large and its twin in the last group is not."""
+    large = GOOD._replace(id=1, header_values=["x" * 90_000])
+    with closing(Silent()) as producer:
+        records = RecordSender(lambda _: None)
+        records._limits["orders"] = 65_536
+        records.reset()
+        records.produce(producer, Rows([tuple(large), tuple(GOOD._replace(id=2))]))  # type: ignore[arg-type]
+        records.on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), FailedDelivery())  # type: ignore[arg-type]
+        sent = records.interpret_failures()
+    assert (sent.refusals, records.refusals_by_size()) == ({}, {})

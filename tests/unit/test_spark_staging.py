@@ -25,6 +25,8 @@ def test_more_business_columns_than_a_staging_table_holds_are_refused_in_one_lin
         ('COPY outbox_staging_ab, line 3, column row_1: "x"', RowProblem("b", 'too long: "x"')),
         ("COPY outbox_staging_ab, line 3, column row_1", RowProblem("b", "too long")),
         ("COPY outbox_staging_ab, Zeile 3, Spalte row_1: »x«", RowProblem("b", "too long: »x«")),
+        ('outbox_staging_abのCOPY、行 1、列 row_1: "x"', RowProblem("b", 'too long: "x"')),
+        ('outbox_staging_ab 복사, 1번째 줄, row_1 열: "x"', RowProblem("b", 'too long 열: "x"')),
         ("SQL function f\nCOPY outbox_staging_ab, line 3, column row_1", RowProblem("b", "too long")),
         ('COPY outbox_staging_ab, line 3, column kafka_value: "row_7 is bad"', None),
         ('COPY outbox_staging_ab, line 3, column kafka_value: "column row_1 is bad"', None),
