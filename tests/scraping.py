@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_plugin import Settings
 from outbox_plugin.embedded.free_ports import free_port
-from tests.support import PATIENCE
+from tests.support import PATIENCE, eventually
 
 HOST = "127.0.0.1"
 
@@ -41,6 +41,20 @@ def not_ready(settings: Settings) -> str:
     """The line of the only shard, if the harvester is not ready."""
     status, said = get(settings, "/readyz")
     return said if status == 503 else ""
+
+
+def leader_and_standby(one: Settings, another: Settings) -> tuple[Settings, Settings]:
+    """Wait until one of two harvesters leads and the other stands by. A busy machine may end the first one's term."""
+
+    found: list[tuple[Settings, Settings]] = []
+
+    def one_of_them_leads() -> bool:
+        orders = ((one, another), (another, one))
+        found.extend(order for order in orders if "leads" in ready(order[0]) and "stands by" in ready(order[1]))
+        return bool(found)
+
+    eventually(one_of_them_leads, 60)
+    return found[0]
 
 
 def metrics(settings: Settings, group: str | None = None) -> dict[tuple[str, ...], float]:

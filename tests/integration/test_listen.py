@@ -18,9 +18,9 @@ from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import EmbeddedKafka
 from outbox_plugin.operate import pause, resume
-from tests.harvesting import HarvesterProcess, drained, environment, harvesters, insert, insert_numbered, run_outbox
+from tests.harvesting import drained, environment, harvesters, insert, insert_numbered, run_outbox
 from tests.processes import paused
-from tests.scraping import HOST, get, listening, metrics, not_ready, ready, shown
+from tests.scraping import HOST, get, leader_and_standby, listening, metrics, not_ready, ready, shown
 from tests.support import eventually
 
 pytestmark = pytest.mark.integration
@@ -104,21 +104,16 @@ def test_bad_rows_are_shown(settings: Settings, topic: str) -> None:
 
 
 def test_a_standby_is_ready_and_is_scraped_while_it_takes_over(settings: Settings, tmp_path: Path) -> None:
-    first, second = listening(settings), listening(settings)
-    leader = HarvesterProcess(first, tmp_path / "first.log")
-    try:
-        eventually(lambda: "leads" in ready(first), 60)
-        with Harvester(second):
-            eventually(lambda: "stands by" in ready(second), 60)
-            eventually(lambda: shown(second, "outbox_is_leader", "0") == 0, 30)
-            with ThreadPoolExecutor(20) as scrapers:
-                leader.kill()
-                scrapes = scrapers.map(lambda _: shown(second, "outbox_is_leader", "0"), range(200))
-                eventually(lambda: "leads" in ready(second), 60)
-                assert set(scrapes) <= {0, 1, None}
-            eventually(lambda: shown(second, "outbox_is_leader", "0") == 1, 30)
-    finally:
-        leader.kill()
+    both = listening(settings), listening(settings)
+    with harvesters(both[0], tmp_path / "0") as [first], harvesters(both[1], tmp_path / "1") as [second]:
+        leader, standby = leader_and_standby(*both)
+        eventually(lambda: shown(standby, "outbox_is_leader", "0") == 0, 30)
+        with ThreadPoolExecutor(20) as scrapers:
+            (first if leader is both[0] else second).kill()
+            scrapes = scrapers.map(lambda _: shown(standby, "outbox_is_leader", "0"), range(200))
+            eventually(lambda: "leads" in ready(standby), 60)
+            assert set(scrapes) <= {0, 1, None}
+        eventually(lambda: shown(standby, "outbox_is_leader", "0") == 1, 30)
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -140,16 +135,14 @@ def test_who_cannot_reach_postgres_is_not_ready_until_it_can(
 
 def test_who_cannot_reach_kafka_is_not_ready_until_it_can(settings: Settings, kafka: EmbeddedKafka) -> None:
     elsewhere = settings.model_copy(update={"bootstrap_servers": kafka.bootstrap_servers})
-    leader, standby = listening(elsewhere), listening(elsewhere)
-    with Harvester(leader):
-        eventually(lambda: "leads" in ready(leader), 60)
-        with Harvester(standby):
-            eventually(lambda: "stands by" in ready(standby), 60)
-            with paused(kafka.pid):
-                for each in (leader, standby):
-                    eventually(partial(hears_no_leader, each), 60)
-                    assert get(each, "/livez")[0] == 200
-            eventually(lambda: ready(leader) and ready(standby), 60)
+    both = listening(elsewhere), listening(elsewhere)
+    with Harvester(both[0]), Harvester(both[1]):
+        leader_and_standby(*both)
+        with paused(kafka.pid):
+            for each in both:
+                eventually(partial(hears_no_leader, each), 60)
+                assert get(each, "/livez")[0] == 200
+        eventually(lambda: all(map(ready, both)), 60)
 
 
 def test_who_was_stopped_becomes_ready_again(settings: Settings, tmp_path: Path) -> None:
