@@ -40,19 +40,27 @@ SESSION_TIMEOUT_MS = 6_000  # Brokers allow no less by default.
 
 
 class _HeartbeatErrorLog:
-    """Logs why Kafka refuses a partition's heartbeats, once. The status cannot: it reads those heartbeats."""
+    """Logs why Kafka refuses heartbeats. The status cannot: it reads those heartbeats.
+
+    Each reason is logged once, until no partition refuses them any more.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._logged: dict[int | None, str] = {}  # The last reason of each partition that refuses them.
+        self._refusing: set[int | None] = set()
+        self._logged: set[str] = set()
 
     def note(self, error: KafkaError | None, message: Message) -> None:
         """Take in a refusal; None says that a heartbeat went through."""
         partition = message.partition()
         if error is None:
-            self._logged.pop(partition, None)
-        elif (reason := error.str()) != self._logged.get(partition):
-            self._logged[partition] = reason
+            self._refusing.discard(partition)
+            if not self._refusing:
+                self._logged.clear()
+            return
+        self._refusing.add(partition)
+        if (reason := error.str()) not in self._logged:
+            self._logged.add(reason)
             logger.warning(
                 "heartbeats %s (partition %s), and a harvester cannot lead without them: %s",
                 self._what,

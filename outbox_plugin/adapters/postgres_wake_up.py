@@ -58,14 +58,19 @@ class PostgresWakeUp:
         """Wait for a writer's notification or `interrupt`. Returns False after `seconds`."""
         with errors_as_unavailable():
             connection = self._listening_connection()
+            if self._is_notified(connection):  # The notification came with the answer to a query.
+                return True
             # Not select(): it raises ValueError for a descriptor above 1,023, which a large process reaches.
             poll = select.poll()
             interrupted = self._pipe[0] if self._pipe else -1
             for descriptor in (connection.fileno(), interrupted):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
-            heard = [notice.payload for notice in connection.notifies(timeout=0)]
-        return interrupted in ready or self._settings.table in heard
+            return self._is_notified(connection) or interrupted in ready
+
+    def _is_notified(self, connection: psycopg.Connection[tuple[Any, ...]]) -> bool:
+        """Take in all notifications that have arrived. Returns True if one of them is for this outbox."""
+        return self._settings.table in {notice.payload for notice in connection.notifies(timeout=0)}
 
     def interrupt(self) -> None:
         """End a `wait` that another thread is in."""

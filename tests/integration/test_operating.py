@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from psycopg import sql
 
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
+from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.core import poll_schedule
 from outbox_plugin.core.intervals import CONTROL_IDLE_SECONDS
 from outbox_plugin.errors import InvalidSetting
@@ -34,7 +37,7 @@ from tests.harvesting import (
     run_outbox,
 )
 from tests.postgres_sessions import leaders_asleep
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -264,6 +267,18 @@ def test_no_harvester_falls_asleep_beside_a_writer_that_would_not_wake_it(settin
 
 
 @pytest.mark.usefixtures("_no_look_behind_the_wake_up")
+def test_a_notification_that_comes_with_an_answer_is_heard_at_once(settings: Settings) -> None:
+    """Such as a command's that is given while the leader arms the wake-up."""
+    with closing(PostgresWakeUp(settings, 0)) as wake_up, ThreadPoolExecutor(1) as pool:
+        connection = wake_up._listening_connection()
+        connection.execute("SELECT pg_notify('outbox', %s)", (settings.table,))
+        heard = pool.submit(wake_up.wait, 600)
+        try:
+            assert heard.result(30 * PATIENCE)
+        finally:
+            wake_up.interrupt()
+
+
 def test_an_order_wakes_a_harvester(settings: Settings, topic: str) -> None:
     migrate(settings, wake_up=True)
     operate.pause(settings)

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.kafka_membership import RECEIVE_SECONDS, KafkaMembership
+from outbox_plugin.adapters.kafka_membership import RECEIVE_SECONDS, KafkaMembership, _HeartbeatErrorLog
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.core.signing import Signer
 from outbox_plugin.relay.supervisor import ASLEEP_SECONDS, LISTEN_SECONDS
@@ -121,3 +121,23 @@ def test_a_topic_that_is_flooded_does_not_keep_a_harvester_from_its_election() -
         assert list(membership.receive(LISTEN_SECONDS)) == []
         assert time.monotonic() - began < 5.0
     assert LISTEN_SECONDS + RECEIVE_SECONDS < ASLEEP_SECONDS  # Else such a turn would count as a stop of the process.
+
+
+def test_each_reason_for_which_heartbeats_are_refused_is_logged_once_until_all_go_through_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = _HeartbeatErrorLog("cannot be written to the topic g-leader")
+    few, denied = KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    for error in (few, denied, few, denied):
+        for partition in range(3):
+            log.on_delivery(error, Unsigned(0, partition=partition))  # type: ignore[arg-type]
+    first, second = caplog.messages
+    assert few.str() in first
+    assert denied.str() in second
+    log.on_delivery(None, Unsigned(0, partition=0))  # type: ignore[arg-type]
+    log.on_delivery(few, Unsigned(0, partition=0))  # type: ignore[arg-type]
+    assert len(caplog.records) == 2
+    for partition in range(3):
+        log.on_delivery(None, Unsigned(0, partition=partition))  # type: ignore[arg-type]
+    log.on_delivery(few, Unsigned(0, partition=0))  # type: ignore[arg-type]
+    assert len(caplog.records) == 3
