@@ -15,6 +15,7 @@ from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.status import reader
 from outbox_plugin.status.reader import read_status
+from tests.support import PATIENCE
 
 SECONDS = 1.0
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="nowhere:1", shards=3)
@@ -140,7 +141,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., reader.Status]:
         monkeypatch.setattr(reader, "Consumer", lambda config: Client(failures or {}, silent, living, ahead or {}))
         began = time.monotonic()
         status = read_status(SETTINGS, SECONDS)
-        assert time.monotonic() - began < SECONDS + 0.5
+        assert time.monotonic() - began < SECONDS + 0.5 * PATIENCE
         return status
 
     return read_with
