@@ -128,6 +128,7 @@ class Harvester(Background):
         self._runtime = Threads()
         self._signer: Signer
         self._is_new = False
+        self._is_checked = False  # Whether it has started, or the harvester that it succeeds has.
         self._telemetry: HarvesterTelemetry | None = None  # If OUTBOX_LISTEN is set.
         self._spans: RelaySpans | None = None  # If OpenTelemetry has a tracer.
 
@@ -135,10 +136,11 @@ class Harvester(Background):
         if self._settings.listen is not None:
             self._telemetry = self._listen(self._settings.listen)
         try:
-            checked = self._check()
+            checked = self._check_again() if self._is_checked else self._check()
         except BaseException:
             self._close_port()
             raise
+        self._is_checked = True
         if self._telemetry is not None:
             self._telemetry.poll_table()
         self._spans = _relay_spans()
@@ -154,6 +156,16 @@ class Harvester(Background):
             stopping=self._stop.is_set,
             now=self._runtime.now,
         )
+
+    def successor(self) -> Harvester:
+        """Make a harvester of the same outbox. Start it when this one has been stopped.
+
+        If this one has started, that one starts sooner: it leaves to its terms what they check again. It adopts nothing
+        again, and does not decide the number of shards.
+        """
+        successor = Harvester(self._settings, observe=self._observe_too, adopt=self._adopt)
+        successor._is_checked, successor._adopted = self._is_checked, self._adopted
+        return successor
 
     def stop(self) -> None:
         """Finish the work under way, hand over leadership, and end. Returns when everything is closed."""
@@ -172,6 +184,28 @@ class Harvester(Background):
             identity, layout, weaknesses = self._check_both(admin)
             note = self._note(admin, weaknesses)
         return identity, layout, note
+
+    def _check_again(self) -> tuple[OutboxIdentity, Layout, str | None]:
+        """Check what no term checks. Returns the same as `_check`."""
+        with closing(KafkaAdmin.at_start(self._settings)) as admin:
+            with closing(RegistrationConnection(self._settings)) as connection:
+                identity, layout, weaknesses = self._register(connection, self._renew_registration)
+            with _kafka_errors_as_refusals():
+                admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+            note = self._note(admin, weaknesses)
+        return identity, layout, note
+
+    def _renew_registration(self, connection: RegistrationConnection) -> tuple[OutboxIdentity, Layout, list[str]]:
+        with connection.registration() as registration:
+            self._is_new = registration.terms().number == 0
+            return registration.identity(), *self._registered_layout(registration)
+
+    def _registered_layout(self, registration: HarvesterRegistration) -> tuple[Layout, list[str]]:
+        """The outbox's layout and weaknesses. Checks that it is still harvested by our group, and in our delivery."""
+        registration.register_group()
+        registration.register_delivery()
+        self._signer = registration.signer()
+        return registration.layout(), registration.weaknesses()
 
     def _note(self, admin: KafkaAdmin, weaknesses: Sequence[str]) -> str | None:
         """What is wrong, but keeps nobody from harvesting, for the log and the status; None if nothing is."""
@@ -241,12 +275,10 @@ class Harvester(Background):
     def _check_kafka(self, admin: KafkaAdmin, registered: _Registration) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
         layout = registered.layout
-        try:
+        with _kafka_errors_as_refusals():
             admin.check_rights(admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once))
             for shard in range(layout.shards) if self._exactly_once else ():
                 self._check_progress(Slice(shard, layout.shards), registered.identity, registered.terms)
-        except (LogUnavailable, TopicMissing) as error:
-            raise ServerRefused(str(error)) from None
 
     def _check_progress(self, slice_: Slice, identity: OutboxIdentity, terms: TermHistory) -> None:
         """Check that the slice's last progress record is this outbox's, and is not missing though it is expected."""
@@ -288,10 +320,7 @@ class Harvester(Background):
                     closing(RegistrationConnection(self._settings)) as connection,
                     connection.registration() as registration,
                 ):
-                    registration.register_group()
-                    registration.register_delivery()
-                    self._signer = registration.signer()
-                    layout, weaknesses = registration.layout(), registration.weaknesses()
+                    layout, weaknesses = self._registered_layout(registration)
                 with closing(KafkaAdmin(self._settings)) as admin:
                     admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
                     note = self._note(admin, weaknesses)
@@ -403,6 +432,15 @@ class Harvester(Background):
         if self._spans is not None:
             self._spans.observe(event)
         self._observe_too(event)
+
+
+@contextmanager
+def _kafka_errors_as_refusals() -> Iterator[None]:
+    """Refuse a start where Kafka is away, or lacks a topic. A harvester that runs would wait."""
+    try:
+        yield
+    except (LogUnavailable, TopicMissing) as error:
+        raise ServerRefused(str(error)) from None
 
 
 def _relay_spans() -> RelaySpans | None:

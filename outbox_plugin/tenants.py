@@ -18,11 +18,12 @@ from outbox_plugin.adapters.tenant_activity import TenantActivityReader
 from outbox_plugin.adapters.tenant_wake_up import TenantWakeUp
 from outbox_plugin.core.resting_tenants import ActivitySnapshot, RestingTenants
 from outbox_plugin.core.tenant_schedule import TenantSchedule
-from outbox_plugin.errors import InvalidSetting, OutboxError
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, OutboxError, ProgressLost
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.log_tenant import about_tenant, of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.schema.connection import connect, errors_as_refusals, errors_as_unavailable
 from outbox_plugin.schema.outboxes import tenant_schemas
 from outbox_plugin.settings import Settings
@@ -44,6 +45,9 @@ NOTIFIED_SECONDS = 0.02  # The same, where a writer has just notified us.
 MAX_AWAKE = 30
 STARTS_AT_ONCE = 8  # Each is a connection to Postgres, and requests to Kafka.
 SLOW_SECONDS = 10.0  # A start that takes longer waits for a lock, or for a server: others go on beside it.
+# A term that ends with one of these ends with it again, until somebody acts. The check at a start refuses the harvester
+# for the same, and disturbs nobody.
+_REFUSALS = (ForeignOutbox.__name__, ProgressLost.__name__)
 STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its start ends with the process.
 
 
@@ -131,7 +135,9 @@ class TenantHarvesters(Background):
         self._written: set[str] = set()
         self._written_lock = threading.Lock()
         self._harvesters: dict[str, Harvester] = {}
+        self._stopped: dict[str, Harvester] = {}  # Of tenants at rest, and of those that made place.
         self._starts: dict[str, _Task[None]] = {}
+        self._refusals: dict[str, str] = {}  # Why terms have ended that will end again, by schema.
         self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: TenantsTelemetry | None = None  # If OUTBOX_LISTEN is set.
@@ -294,41 +300,65 @@ class TenantHarvesters(Background):
         for schema in changes.rest:
             with about_tenant(schema):
                 logger.debug("at rest")
-            self._let_go(schema)
+            self._let_rest(schema)
         for schema in changes.preempted:
             with about_tenant(schema):
                 logger.debug("makes place for one that waits")
-            self._let_go(schema)
+            self._let_rest(schema)
         for schema in changes.start:
             try:
-                harvester = Harvester(self._settings.of_schema(schema), adopt=self._adopt)
+                harvester = self._next_harvester(schema)
                 start = _Task("outbox-tenant-start", of_tenant(schema, harvester.start), now)
             except Exception as error:  # Whatever it is, it is this tenant's own.
-                self._failed(schema, error)
+                self._failed(schema, _reason(error))
                 continue
             self._harvesters[schema], self._starts[schema] = harvester, start
 
     def _take_failures(self) -> None:
-        """Look for harvesters that could not start, or have ended by themselves."""
+        """Look for harvesters that could not start, have ended by themselves, or may not lead."""
         for schema, start in [each for each in self._starts.items() if each[1].has_ended]:
             del self._starts[schema]
             if start.error is not None:
-                self._failed(schema, start.error)
+                self._failed(schema, _reason(start.error))
         for schema, harvester in list(self._harvesters.items()):
-            if harvester.error is not None and schema not in self._starts:
-                self._failed(schema, harvester.error)
+            if schema in self._starts:
+                continue
+            if harvester.error is not None:
+                self._failed(schema, _reason(harvester.error))
+            elif (refusal := self._refusals.get(schema)) is not None:
+                self._failed(schema, refusal)
 
-    def _failed(self, schema: str, error: BaseException) -> None:
+    def _failed(self, schema: str, reason: str) -> None:
         self._let_go(schema)
-        reason = _reason(error)
         retry = self._schedule.failed_at(schema, reason, time.monotonic())
         if retry is not None and retry.is_news:
             with about_tenant(schema):
                 logger.warning("not harvested, tried again in %.0f s: %s", retry.seconds, reason)
 
+    def _next_harvester(self, schema: str) -> Harvester:
+        if (stopped := self._stopped.pop(schema, None)) is not None:
+            return stopped.successor()
+        observe = partial(self._observe, schema)
+        return Harvester(self._settings.of_schema(schema), observe=observe, adopt=self._adopt)
+
+    def _observe(self, schema: str, event: HarvestEvent) -> None:
+        """Take in what a harvester does, on its threads."""
+        if isinstance(event, TermFinished) and event.error_type in _REFUSALS:
+            self._refusals[schema] = event.reason or event.error_type
+            self._check_now.set()
+
+    def _let_rest(self, schema: str) -> None:
+        """Stop the schema's harvester, if it has one. Another one succeeds it later."""
+        harvester = self._harvesters.get(schema)
+        self._let_go(schema)
+        if harvester is not None:
+            self._stopped[schema] = harvester
+
     def _let_go(self, schema: str) -> None:
-        """Stop the schema's harvester, if it has one, also while it starts."""
+        """Stop the schema's harvester, if it has one, also while it starts. A later one is not its successor."""
         self._starts.pop(schema, None)
+        self._stopped.pop(schema, None)
+        self._refusals.pop(schema, None)
         if (harvester := self._harvesters.pop(schema, None)) is not None:
             self._stop_aside(schema, harvester)
 

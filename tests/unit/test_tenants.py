@@ -10,6 +10,7 @@ import pytest
 
 from outbox_plugin import Settings, tenants
 from outbox_plugin.core.resting_tenants import ActivitySnapshot, OutboxActivity
+from outbox_plugin.relay.events import Observer, TermFinished
 from outbox_plugin.tenants import MAX_AWAKE, STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 
@@ -24,8 +25,11 @@ class Noted:
     stop_error: Exception | None = None
     error: Exception | None = None
 
-    def __init__(self, settings: Settings, *, adopt: bool) -> None:
-        self.settings, self.adopt = settings, adopt
+    def __init__(self, settings: Settings, *, observe: Observer, adopt: bool, succeeds: Noted | None = None) -> None:
+        self.settings, self.observe, self.adopt, self.succeeds = settings, observe, adopt, succeeds
+
+    def successor(self) -> Noted:
+        return Noted(self.settings, observe=self.observe, adopt=self.adopt, succeeds=self)
 
     def start(self) -> None:
         if self.start_error is not None:
@@ -98,6 +102,61 @@ def test_tenants_rest_sooner_only_where_places_are_taken(
     assert service._rest._rest_after == rest_after
     eventually(lambda: service._reading.has_ended, 10)
     let_starts_end(service)
+
+
+@pytest.fixture
+def rested() -> Any:
+    """A service with two tenants, of which one has been harvested and rests."""
+    service: Any = TenantHarvesters(SETTINGS.model_copy(update={"tenants_rest": 60.0}))
+    service._found = {"tenant_a": None, "tenant_b": None}
+    service._follow(0.0)
+    let_starts_end(service)
+    service._rest.follow(["tenant_a"])  # It counts as being at rest until its activity is read.
+    return service
+
+
+def test_a_tenant_that_wakes_is_harvested_by_the_successor_of_its_last_harvester(rested: Any) -> None:
+    last = rested._harvesters["tenant_a"]
+    rested._follow(1.0)
+    assert list(rested._harvesters) == ["tenant_b"]
+    rested._rest.follow([])
+    rested._follow(2.0)
+    assert rested._harvesters["tenant_a"].succeeds is last
+    let_starts_end(rested)
+
+
+def test_a_tenant_that_failed_or_was_away_is_checked_anew(rested: Any) -> None:
+    rested._follow(1.0)
+    rested._found = {"tenant_b": None}
+    rested._follow(2.0)  # `tenant_a` is gone.
+    rested._rest.follow([])
+    rested._harvesters["tenant_b"].error = OSError("ended by itself")
+    rested._take_failures()
+    rested._found = {"tenant_a": None, "tenant_b": None}
+    rested._follow(threading.TIMEOUT_MAX)
+    assert [each.succeeds for each in rested._harvesters.values()] == [None, None]
+    let_starts_end(rested)
+
+
+def finished(error_type: str | None, reason: str | None = "why") -> TermFinished:
+    return TermFinished(0, "leader", reason, error_type)
+
+
+def test_a_tenant_that_may_not_be_led_has_failed(service: Any) -> None:
+    """The others are told of a lost connection by the status alone: their harvesters go on."""
+    service._found = {"tenant_a": None, "tenant_b": None, "tenant_c": None}
+    service._follow(0.0)
+    let_starts_end(service)
+    ends = {"tenant_a": "ProgressLost", "tenant_b": "StoreUnavailable", "tenant_c": None}
+    for schema, error_type in ends.items():
+        service._harvesters[schema].observe(finished(error_type))
+    assert service._check_now.is_set()
+    service._take_failures()
+    assert service._schedule.failed == ("tenant_a",)
+    assert list(service._harvesters) == ["tenant_b", "tenant_c"]
+    service._follow(threading.TIMEOUT_MAX)
+    let_starts_end(service)
+    assert (service._schedule.failed, service._harvesters["tenant_a"].succeeds) == ((), None)
 
 
 def test_an_exception_while_a_harvester_is_stopped_is_logged(
