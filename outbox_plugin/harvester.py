@@ -28,7 +28,7 @@ from outbox_plugin.adapters.postgres_probe import postgres_answers
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.adapters.postgres_window_store import PostgresWindowStore
-from outbox_plugin.adapters.progress_reader import read_progress
+from outbox_plugin.adapters.progress_reader import ProgressReader
 from outbox_plugin.adapters.reserved_topics import ReservedTopics
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.core.election import Election, ElectionTiming
@@ -277,15 +277,18 @@ class Harvester(Background):
         layout = registered.layout
         with _kafka_errors_as_refusals():
             admin.check_rights(admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once))
-            for shard in range(layout.shards) if self._exactly_once else ():
-                self._check_progress(Slice(shard, layout.shards), registered.identity, registered.terms)
+            if self._exactly_once:
+                self._check_progress(registered)
 
-    def _check_progress(self, slice_: Slice, identity: OutboxIdentity, terms: TermHistory) -> None:
-        """Check that the slice's last progress record is this outbox's, and is not missing though it is expected."""
-        accepts_unsigned = self._is_new or slice_.name in terms.unsigned
-        last = read_progress(self._settings, self._names, slice_, self._signer, accepts_unsigned=accepts_unsigned)
-        left_behind(last.record, identity, adopt=self._adopt)
-        require_recorded(last.newest or last.record, slice_.name, terms, adopt=self._adopt)
+    def _check_progress(self, registered: _Registration) -> None:
+        """Check that each slice's last progress record is this outbox's, and is not missing though it is expected."""
+        identity, terms, layout = registered
+        with closing(ProgressReader(self._settings, self._names, self._signer)) as reader:
+            for shard in range(layout.shards):
+                slice_ = Slice(shard, layout.shards)
+                last = reader.read(slice_, accepts_unsigned=self._is_new or slice_.name in terms.unsigned)
+                left_behind(last.record, identity, adopt=self._adopt)
+                require_recorded(last.newest or last.record, slice_.name, terms, adopt=self._adopt)
 
     def _harvest(self, identity: OutboxIdentity, layout: Layout, note: str | None) -> None:
         while not self._stop.is_set():

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.adapters.progress_reader import read_progress
+from outbox_plugin.adapters.progress_reader import ProgressReader
 from outbox_plugin.core.progress import ProgressRecord
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
@@ -185,8 +185,8 @@ def signer_of(settings: Settings) -> Signer:
 
 def last_progress(settings: Settings, *, to_the_end: bool = False) -> ProgressRecord | None:
     """The last committed progress record of the only shard."""
-    names = KafkaNames.of(settings)
-    return read_progress(settings, names, Slice(0, 1), signer_of(settings), to_the_end=to_the_end).record
+    with closing(ProgressReader(settings, KafkaNames.of(settings), signer_of(settings))) as reader:
+        return reader.read(Slice(0, 1), to_the_end=to_the_end).record
 
 
 def publish_but_kill_before_the_purge(settings: Settings, folder: Path) -> None:

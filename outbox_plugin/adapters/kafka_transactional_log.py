@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -18,7 +18,7 @@ from outbox_plugin.adapters.kafka_clients import (
     transaction_error,
 )
 from outbox_plugin.adapters.kafka_names import KafkaNames
-from outbox_plugin.adapters.progress_reader import read_progress
+from outbox_plugin.adapters.progress_reader import ProgressReader
 from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock
 from outbox_plugin.core.last_progress import LastProgress, Numbering
 from outbox_plugin.core.progress import LARGEST_BODY, ProgressRecord
@@ -139,14 +139,8 @@ class KafkaTransactionalLog:
 
     def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
         """The shard's last progress record; `fenced` says that no open transaction can hide a later one."""
-        last = read_progress(
-            self._settings,
-            self._names,
-            self._slice,
-            self._signer,
-            to_the_end=fenced,
-            accepts_unsigned=accepts_unsigned,
-        )
+        with closing(ProgressReader(self._settings, self._names, self._signer)) as reader:
+            last = reader.read(self._slice, to_the_end=fenced, accepts_unsigned=accepts_unsigned)
         self._numbering.read_to(last.end)
         return last
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -28,85 +29,109 @@ _TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; 
 _END_WAIT_MILLISECONDS = 2
 
 
-def read_progress(
-    settings: Settings,
-    names: KafkaNames,
-    slice_: Slice,
-    signer: Signer,
-    *,
-    to_the_end: bool = False,
-    accepts_unsigned: bool = False,
-) -> LastProgress:
-    """Read a slice's last progress record. Fences nobody.
+class ProgressReader:
+    """Reads the last progress records of slices, one after the other. Fences nobody."""
 
-    Args:
-        settings: which Kafka.
-        names: what the group calls its topics.
-        slice_: the record of this one.
-        signer: has the secret of the outbox.
-        to_the_end: whether to read up to the end that the partition had when the read began. Otherwise the read may
-            end earlier, where an open transaction begins or where a replica lags. A later record then counts as
-            uncommitted.
-        accepts_unsigned: the slice's last leader may have been of a version that did not sign.
+    def __init__(self, settings: Settings, names: KafkaNames, signer: Signer) -> None:
+        """Connect.
 
-    Raises:
-        TopicMissing: the brokers do not know the topic.
-        LogUnavailable: Kafka does not answer in time, or does not give all of it.
-        ServerRefused: we may not read the topic.
-        MalformedProgress: a harvester of a later version has written what is there.
-    """
-    topic = names.progress_topic
-    finder = LastRecordFinder(signer, Slot("progress", topic, slice_.number), slice_.name.encode(), accepts_unsigned)
-    try:
-        with (
-            closing(_consumer(settings, names, "read_uncommitted")) as uncommitted,
-            closing(_consumer(settings, names, "read_committed")) as committed,
-        ):
-            for consumer in (uncommitted, committed):
-                find_leaders(consumer, topic)
-            # The consumer of committed records would return the begin of an open transaction as the end.
-            first, end = bounds(uncommitted, TopicPartition(topic, slice_.number))
-            tail_records = _TAIL_RECORDS
-            while True:
-                start = max(first, end - tail_records)
-                # Read first, so that a record that is committed meanwhile counts as uncommitted.
-                span = OffsetSpan(start, end, least_end=end if to_the_end else start)
-                kept = {record.offset for record in _records(committed, topic, slice_.number, span, finder.key)}
-                seen = [
-                    record._replace(is_committed=record.offset in kept)
-                    for record in _records(uncommitted, topic, slice_.number, OffsetSpan(start, end), finder.key)
-                ]
-                if (found := finder.conclude(seen, start, first, end)) is not None:
-                    return found
-                tail_records *= 8
-    except KafkaException as error:
-        if error.args[0].code() in UNKNOWN_TOPIC:
-            raise TopicMissing(f"Kafka: the topic {topic} is gone") from error
-        raise connection_error(error.args[0], settings) from error
+        Args:
+            settings: which Kafka.
+            names: what the group calls its topics.
+            signer: has the secret of the outbox.
+
+        Raises:
+            LogUnavailable: there is no token for Kafka.
+        """
+        self._settings = settings
+        self._topic = names.progress_topic
+        self._signer = signer
+        with ExitStack() as opened, self._errors_explained():
+            self._uncommitted = opened.enter_context(closing(_consumer(settings, names, "read_uncommitted")))
+            self._committed = opened.enter_context(closing(_consumer(settings, names, "read_committed")))
+            self._opened = opened.pop_all()
+        self._has_found_leaders = False
+
+    def close(self) -> None:
+        """Disconnect. Safe to call twice."""
+        self._opened.close()
+
+    def read(self, slice_: Slice, *, to_the_end: bool = False, accepts_unsigned: bool = False) -> LastProgress:
+        """Read a slice's last progress record.
+
+        Args:
+            slice_: the record of this one.
+            to_the_end: whether to read up to the end that the partition had when the read began. Otherwise the read may
+                end earlier, where an open transaction begins or where a replica lags. A later record then counts as
+                uncommitted.
+            accepts_unsigned: the slice's last leader may have been of a version that did not sign.
+
+        Raises:
+            TopicMissing: the brokers do not know the topic.
+            LogUnavailable: Kafka does not answer in time, or does not give all of it.
+            ServerRefused: we may not read the topic.
+            MalformedProgress: a harvester of a later version has written what is there.
+        """
+        slot = Slot("progress", self._topic, slice_.number)
+        finder = LastRecordFinder(self._signer, slot, slice_.name.encode(), accepts_unsigned)
+        with self._errors_explained():
+            return self._find(finder, slice_.number, to_the_end=to_the_end)
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            if error.args[0].code() in UNKNOWN_TOPIC:
+                raise TopicMissing(f"Kafka: the topic {self._topic} is gone") from error
+            raise connection_error(error.args[0], self._settings) from error
+
+    def _find(self, finder: LastRecordFinder, partition: int, *, to_the_end: bool) -> LastProgress:
+        self._find_leaders()
+        # The consumer of committed records would return the begin of an open transaction as the end.
+        first, end = bounds(self._uncommitted, TopicPartition(self._topic, partition))
+        tail_records = _TAIL_RECORDS
+        while True:
+            start = max(first, end - tail_records)
+            # Read first, so that a record that is committed meanwhile counts as uncommitted.
+            span = OffsetSpan(start, end, least_end=end if to_the_end else start)
+            kept = {record.offset for record in self._records(self._committed, partition, span, finder.key)}
+            seen = [
+                record._replace(is_committed=record.offset in kept)
+                for record in self._records(self._uncommitted, partition, OffsetSpan(start, end), finder.key)
+            ]
+            if (found := finder.conclude(seen, start, first, end)) is not None:
+                return found
+            tail_records *= 8
+
+    def _find_leaders(self) -> None:
+        if not self._has_found_leaders:
+            for consumer in (self._uncommitted, self._committed):
+                find_leaders(consumer, self._topic)
+            self._has_found_leaders = True
+
+    def _records(self, consumer: Consumer, partition: int, span: OffsetSpan, key: bytes) -> list[LogRecord]:
+        """The records of `key` in `span`.
+
+        Raises:
+            LogUnavailable: the consumer does not get all of them.
+            KafkaException: an error that does not pass by itself.
+        """
+        found = []
+        reader = PartitionReader(consumer, self._topic, {partition: span})
+        try:
+            for message in chain.from_iterable(reader.batches(silence_seconds=REQUEST_TIMEOUT_SECONDS)):
+                its_key, value, headers = content(message)
+                if its_key == key:
+                    found.append(LogRecord(message.offset() or 0, False, value, headers))
+        except NotReadToEnd as error:
+            raise LogUnavailable(
+                f"{error}: nothing more came for {REQUEST_TIMEOUT_SECONDS:.0f} s; an open transaction of another "
+                "producer there holds it up"
+            ) from None
+        return found
 
 
 def _consumer(settings: Settings, names: KafkaNames, isolation_level: str) -> Consumer:
     required = {"isolation_level": isolation_level, "fetch_wait_max_ms": _END_WAIT_MILLISECONDS}
     return Consumer(reader_config(settings, names.leader_group, **required))
-
-
-def _records(consumer: Consumer, topic: str, partition: int, span: OffsetSpan, key: bytes) -> list[LogRecord]:
-    """The records of `key` in `span`.
-
-    Raises:
-        LogUnavailable: the consumer does not get all of them.
-        KafkaException: an error that does not pass by itself.
-    """
-    found = []
-    batches = PartitionReader(consumer, topic, {partition: span}).batches(silence_seconds=REQUEST_TIMEOUT_SECONDS)
-    try:
-        for message in chain.from_iterable(batches):
-            its_key, value, headers = content(message)
-            if its_key == key:
-                found.append(LogRecord(message.offset() or 0, False, value, headers))
-    except NotReadToEnd as error:
-        raise LogUnavailable(
-            f"{error}: nothing more came for {REQUEST_TIMEOUT_SECONDS:.0f} s; an open transaction of another producer "
-            "there holds it up"
-        ) from None
-    return found
