@@ -170,12 +170,12 @@ class KafkaTransactionalLog:
             # Sent first: its partition is added to the transaction while rows are handed over.
             self._produce_progress(progress)
             records.produce(self._open, rows)
+            if refusals := records.refusals:
+                raise RowsRefused(refusals)
+            if not self._flush():
+                return False
         except KafkaException as error:
             self._explain(error, unpublished=True)
-            return False
-        if refusals := records.refusals:
-            raise RowsRefused(refusals)
-        if not self._flush():
             return False
         began = time.monotonic()
         try:
@@ -203,6 +203,7 @@ class KafkaTransactionalLog:
 
         Raises:
             LogUnavailable: they do not come for another reason; nothing is published.
+            KafkaException: the producer was fenced.
         """
         waiting, since, looks = len(self._open), time.monotonic(), 0
         while waiting and self._should_wait() and not self._records.any_failed:
@@ -242,8 +243,11 @@ class KafkaTransactionalLog:
         meaning = transaction_error(error.args[0], "in a transaction", unpublished=unpublished)
         if not isinstance(meaning, LogUnavailable):
             raise meaning from error
-        self._open.purge()
-        self._open.flush(_PATIENCE_SECONDS)  # Calls `on_delivery` for each record that failed.
+        try:
+            self._open.purge()
+            self._open.flush(_PATIENCE_SECONDS)  # Calls `on_delivery` for each record that failed.
+        except KafkaException as fatal:  # Where the first error did not say so, the producer was fenced.
+            raise transaction_error(fatal.args[0], "in a transaction", unpublished=unpublished) from error
         records = self._records
         is_untimely, topics = error.args[0].code() == KafkaError.INVALID_TIMESTAMP, records.refused_topics()
         sent = records.interpret_failures(blames_clock=is_untimely)

@@ -11,9 +11,12 @@ from confluent_kafka import Producer
 from outbox_plugin.adapters import progress_reader
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Slot
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.errors import Fenced, LogUnavailable
 from outbox_plugin.settings import Settings
 from tests.harvesting import last_progress, signer_of
 
@@ -53,3 +56,18 @@ def test_a_record_behind_an_open_transaction_is_not_passed_over(
     found = last_progress(settings, to_the_end=True)
     assert found is not None
     assert found.leader_id == "leader"
+
+
+def test_a_leader_that_has_been_fenced_learns_it_when_it_publishes(settings: Settings, topic: str) -> None:
+    names, signer = KafkaNames.of(settings), signer_of(settings)
+    with closing(KafkaAdmin(settings)) as admin:
+        admin.ensure_topics(names, 1)
+    former, new = (
+        KafkaTransactionalLog(settings, names, Slice(0, 1), signer, lambda: True, lambda _: None) for _ in range(2)
+    )
+    with closing(former), closing(new):
+        former.fence(0)
+        assert former.publish([OutboxRow(1, 5, topic, "k", "v", [], [], 9)], record("former"))
+        new.fence(0)
+        with pytest.raises(Fenced):
+            former.publish([OutboxRow(2, 5, topic, "k", "v", [], [], 9)], record("former"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -19,7 +19,7 @@ from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer
-from outbox_plugin.errors import LogUnavailable, RowsRefused, TopicsAway
+from outbox_plugin.errors import Fenced, LogUnavailable, RowsRefused, TopicsAway
 
 PROGRESS = ProgressRecord(OutboxIdentity("incarnation", "place"), "leader", 1, ())
 GOOD = OutboxRow(1, 5, "orders", "k", "v", [], [], 9)
@@ -150,6 +150,23 @@ def test_a_topic_that_does_not_take_what_our_clock_says_is_left_alone(
 
     producer.commit_transaction = fail  # type: ignore[method-assign]
     with pytest.raises(TopicsAway, match="orders: the clock"):
+        log.publish([GOOD], PROGRESS)
+
+
+@pytest.mark.parametrize("produces", [True, False])
+def test_a_producer_that_another_leader_has_fenced_is_known_by_what_its_flush_raises(
+    log: KafkaTransactionalLog, producer: Producer, monkeypatch: pytest.MonkeyPatch, *, produces: bool
+) -> None:
+    """What it raises for a record that it does not take any more only says that it is broken."""
+
+    def refuse(code: int) -> NoReturn:
+        raise KafkaException(KafkaError(code, fatal=True))
+
+    if not produces:
+        monkeypatch.setattr(producer, "produce", lambda *_, **__: refuse(KafkaError._FATAL))
+    monkeypatch.setattr(Producer, "__len__", lambda _: 1)
+    monkeypatch.setattr(producer, "flush", lambda _: refuse(KafkaError._FENCED))
+    with pytest.raises(Fenced):
         log.publish([GOOD], PROGRESS)
 
 
