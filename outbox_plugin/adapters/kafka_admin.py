@@ -45,6 +45,9 @@ logger = logger_of("outbox_plugin.kafka")
 # How long a client goes by what it knows of leaders; 15 minutes by default. Requests for offsets name the epoch of a
 # leader. Where a broker refuses an old epoch, or there was no leader, librdkafka 2.16 does not ask for leaders anew.
 _LEADERS_MS = 5_000
+# How often a client asks which brokers there are; every five minutes by default. Where the one that it takes for the
+# controller has died, it goes on asking that one until then.
+_BROKERS_MS = 5_000
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 K = TypeVar("K")
@@ -114,6 +117,7 @@ class KafkaAdmin:
         try:
             config: dict[str, Any] = {
                 "metadata.max.age.ms": _LEADERS_MS,
+                "topic.metadata.refresh.interval.ms": _BROKERS_MS,
                 **client_config(settings),
                 "error_cb": self._problems.append,
             }

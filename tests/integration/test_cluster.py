@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 
 import psutil
@@ -13,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.broker_probe import all_brokers_answer
+from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster
@@ -22,6 +24,8 @@ from tests.processes import runs
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
+
+CLIENTS = 8  # Of which some take the same broker for the controller.
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,25 @@ def test_the_coordinator_of_a_transactional_id_is_killed(cluster: EmbeddedCluste
     eventually(lambda: found(lambda: cluster.coordinator("transactional id", "of-the-test")) not in (None, before), 30)
     send(cluster, topic)
     cluster.restart(before)
+
+
+def test_clients_find_topics_ids_though_a_broker_has_died(cluster: EmbeddedCluster, topic: str) -> None:
+    """A client that takes the dead broker for the controller must soon ask another one."""
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers=cluster.bootstrap_servers)
+    with ExitStack() as opened, ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [opened.enter_context(closing(TopicIds(settings))) for _ in range(CLIENTS)]
+
+        def all_find_it() -> bool:
+            return all(topic in answer.known for answer in pool.map(lambda each: each.look_up([topic]), clients))
+
+        eventually(all_find_it, 60)
+        died = cluster.nodes[0]
+        died.kill()
+        try:
+            eventually(lambda: found(lambda: cluster.leader(topic, 0)) not in (None, died), 30)
+            eventually(all_find_it, 30)
+        finally:
+            cluster.restart(died)
 
 
 def test_a_rolling_restart_keeps_it_writable(cluster: EmbeddedCluster, topic: str) -> None:
