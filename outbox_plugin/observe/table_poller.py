@@ -17,6 +17,7 @@ import psycopg
 from outbox_plugin.adapters.row_reader import parked_values
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.errors import StoreUnavailable
+from outbox_plugin.log_tenant import of_same_tenant
 from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import IS_STANDBY, connect, errors_as_unavailable
 from outbox_plugin.schema.statements import statement
@@ -66,7 +67,7 @@ class TablePoller:
         self._found = found
         self._failed = failed
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="outbox-table-looks", daemon=True)
+        self._thread = threading.Thread(target=of_same_tenant(self._poll), name="outbox-table-poller", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
