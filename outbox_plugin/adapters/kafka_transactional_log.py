@@ -118,8 +118,9 @@ class KafkaTransactionalLog:
                 concurrent = concurrent or problem.code() == KafkaError.CONCURRENT_TRANSACTIONS
                 if concurrent and seconds > STUCK_SECONDS:
                     raise TransactionStuck(
-                        "Kafka, fencing: the shard's last transaction has not ended; if it touched a partition that "
-                        "has no leader, it cannot end before that has one"
+                        "Kafka, fencing: the shard's last transaction has not ended; it cannot end before each "
+                        "partition that it touched, also of the progress topic, has a leader and enough replicas in "
+                        "sync"
                     ) from error.with_traceback(None)
                 again = problem.code() == KafkaError._TIMED_OUT or problem.retriable()
                 if not again or seconds > REQUEST_TIMEOUT_SECONDS or not self._should_wait():
