@@ -197,7 +197,7 @@ class OutboxComponent(Component, Attributes):
     )
     prefix: str = Field(
         default="",
-        description="Comes before each name; set it for a second outbox in one code location.",
+        description="Comes before each name; set it for a second outbox in one Dagster deployment.",
         examples=["second_"],
     )
     mode: Literal["supervise", "observe"] = Field(

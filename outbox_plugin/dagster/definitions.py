@@ -38,7 +38,7 @@ def build_outbox_definitions(
     Args:
         harvester: the harvester, and the outbox that it relays.
         topics: the topics, and the assets that emit to them.
-        prefix: comes before each name; set it for a second outbox in one code location.
+        prefix: comes before each name; set it for a second outbox in one Dagster deployment.
         interval_seconds: the time between two ticks of the sensor.
         spark_resource_key: names the `SparkResource` that reads large topics for the checks; None reads without Spark.
         drain_within: how long the check `outbox_drained` waits for the events of an asset.

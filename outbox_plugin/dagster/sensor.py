@@ -23,6 +23,7 @@ from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.daemon_supervision import DaemonAction, check_lease
 from outbox_plugin.dagster.health import Metadata, daemon_metadata, evaluation, metadata
 from outbox_plugin.dagster.resources import HarvesterResource
+from outbox_plugin.dagster.shared_assets import OUTBOX, judge_sharing, observed_outboxes, outbox_name
 from outbox_plugin.dagster.topic import Topic, as_topics
 from outbox_plugin.dagster.topic_end_offsets import topic_ends, topic_uri
 from outbox_plugin.dagster.translator import DagsterOutboxTranslator, topic_props
@@ -96,6 +97,8 @@ def build_harvester_sensor(
         healthy = health(status, bounds, now - before.troubled_since if before.troubled_since else 0.0)
         if is_new and not healthy.passed:
             healthy = replace(healthy, explanation=f"a harvester has just been started; {healthy.explanation}")
+        ours = outbox_name(settings)
+        healthy = judge_sharing(healthy, observed_outboxes(context.instance, asset_key), ours)
         if not healthy.passed:
             context.log.warning(printable(healthy.explanation))
         topic_offsets, unknown = ends.result(deadline, "Kafka") if ends else (None, None)
@@ -105,7 +108,7 @@ def build_harvester_sensor(
         use = _use_of(daemon)
         cursor, cpu_percent = cursor.used(use, now)
         cursor = cursor.after(status, now, troubled=not healthy.passed)
-        shown = metadata(status) | _cursor_metadata(cursor)
+        shown = {OUTBOX: MetadataValue.text(ours)} | metadata(status) | _cursor_metadata(cursor)
         if harvester.mode == "supervise":
             shown |= daemon_metadata(daemon)
         shown |= _use_metadata(use, cpu_percent)
