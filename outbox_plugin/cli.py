@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ _LAZY_COMMANDS = {
 }
 # What is raised where the output is written to a full disk. Where a pipe is closed, click ends the command itself.
 _OUTPUT_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_LINE_BREAK = re.compile(r"\s*\n\s*")
 
 
 class _Commands(click.Group):
@@ -162,7 +164,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        _refuse(error.format_message())
+        _refuse(_LINE_BREAK.sub(" ", error.format_message()))
         sys.exit(2)
     except OutboxError as error:
         _refuse(str(error))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from outbox_plugin.settings import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_COUNT = click.IntRange(min=1)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 class _Benchmarks(click.Group):
@@ -47,11 +49,15 @@ def _benchmark(function: _Function) -> _Function:
 
 
 def _rounds(function: _Function) -> _Function:
-    return click.option("--rounds", default=3, show_default=True, help="How often each is measured, in turn.")(function)
+    return click.option(
+        "--rounds", type=_COUNT, default=3, show_default=True, help="How often each is measured, in turn."
+    )(function)
 
 
 def _rows(function: _Function) -> _Function:
-    return click.option("--rows", default=300_000, show_default=True, help="Rows of backlog, 200 bytes each.")(function)
+    return click.option(
+        "--rows", type=_COUNT, default=300_000, show_default=True, help="Rows of backlog, 200 bytes each."
+    )(function)
 
 
 def _run(benchmark: Callable[[Settings, Tell], Report], delivery: str | None, as_json: bool) -> None:
@@ -84,7 +90,7 @@ def _show(report: Report, as_json: bool) -> None:
 
 @bench.command()
 @_rows
-@click.option("--keys", default=10_000, show_default=True, help="Distinct keys.")
+@click.option("--keys", type=_COUNT, default=10_000, show_default=True, help="Distinct keys.")
 @_rounds
 @_benchmark
 def drain(rows: int, keys: int, rounds: int, delivery: str | None, as_json: bool) -> None:
@@ -107,7 +113,9 @@ def hot_key(rows: int, rounds: int, delivery: str | None, as_json: bool) -> None
 
 @bench.command("old-snapshot")
 @_rows
-@click.option("--dead-rows", default=2_000_000, show_default=True, help="Deleted rows that the snapshot keeps.")
+@click.option(
+    "--dead-rows", type=_COUNT, default=2_000_000, show_default=True, help="Deleted rows that the snapshot keeps."
+)
 @_rounds
 @_benchmark
 def old_snapshot(rows: int, dead_rows: int, rounds: int, delivery: str | None, as_json: bool) -> None:
@@ -118,9 +126,9 @@ def old_snapshot(rows: int, dead_rows: int, rounds: int, delivery: str | None, a
 
 
 @bench.command()
-@click.option("--rows", default=10_000_000, show_default=True, help="Rows of the very large backlog.")
-@click.option("--reference-rows", default=300_000, show_default=True, help="Rows of the usual one.")
-@click.option("--rounds", default=1, show_default=True, help="How often each is measured, in turn.")
+@click.option("--rows", type=_COUNT, default=10_000_000, show_default=True, help="Rows of the very large backlog.")
+@click.option("--reference-rows", type=_COUNT, default=300_000, show_default=True, help="Rows of the usual one.")
+@click.option("--rounds", type=_COUNT, default=1, show_default=True, help="How often each is measured, in turn.")
 @_benchmark
 def backlog(rows: int, reference_rows: int, rounds: int, delivery: str | None, as_json: bool) -> None:
     """Drain a very large backlog, against a usual one; also shows the memory that it takes."""
@@ -130,8 +138,8 @@ def backlog(rows: int, reference_rows: int, rounds: int, delivery: str | None, a
 
 
 @bench.command()
-@click.option("--seconds", default=30.0, show_default=True, help="How long, for each.")
-@click.option("--rate", default=200.0, show_default=True, help="Rows per second, one a transaction.")
+@click.option("--seconds", type=_POSITIVE, default=30.0, show_default=True, help="How long, for each.")
+@click.option("--rate", type=_POSITIVE, default=200.0, show_default=True, help="Rows per second, one a transaction.")
 @_benchmark
 def latency(seconds: float, rate: float, delivery: str | None, as_json: bool) -> None:
     """Measure commit to receipt under a steady writer, and the harvester's CPU, beside a bare loop (the baseline)."""
@@ -141,9 +149,11 @@ def latency(seconds: float, rate: float, delivery: str | None, as_json: bool) ->
 
 
 @bench.command()
-@click.option("--rows", default=3_000_000, show_default=True, help="Rows of the batch, 200 bytes each.")
-@click.option("--keys", default=1_000_000, show_default=True, help="Distinct keys of the batch.")
-@click.option("--rate", default=100.0, show_default=True, help="Live events per second, one a transaction.")
+@click.option("--rows", type=_COUNT, default=3_000_000, show_default=True, help="Rows of the batch, 200 bytes each.")
+@click.option("--keys", type=_COUNT, default=1_000_000, show_default=True, help="Distinct keys of the batch.")
+@click.option(
+    "--rate", type=_POSITIVE, default=100.0, show_default=True, help="Live events per second, one a transaction."
+)
 @_benchmark
 def beside(rows: int, keys: int, rate: float, delivery: str | None, as_json: bool) -> None:
     """Measure live events while a batch is written and drains, against the seconds before it."""
@@ -153,8 +163,8 @@ def beside(rows: int, keys: int, rate: float, delivery: str | None, as_json: boo
 
 
 @bench.command()
-@click.option("--seconds", default=20.0, show_default=True, help="How long a rest is.")
-@click.option("--times", default=3, show_default=True, help="How many rests.")
+@click.option("--seconds", type=_POSITIVE, default=20.0, show_default=True, help="How long a rest is.")
+@click.option("--times", type=_COUNT, default=3, show_default=True, help="How many rests.")
 @_benchmark
 def idle(seconds: float, times: int, delivery: str | None, as_json: bool) -> None:
     """Measure what an idle harvester costs, and how fast the first row after a rest arrives."""
@@ -164,11 +174,13 @@ def idle(seconds: float, times: int, delivery: str | None, as_json: bool) -> Non
 
 
 @bench.command()
-@click.option("--count", default=10, show_default=True, help="How many outboxes.")
-@click.option("--seconds", default=20.0, show_default=True, help="How long the rest is.")
-@click.option("--times", default=20, show_default=True, help="How many first rows.")
-@click.option("--rows", default=50_000, show_default=True, help="Rows of all backlogs together, 200 bytes each.")
-@click.option("--rest", type=float, help="Let outboxes rest after so many seconds, as OUTBOX_TENANTS_REST does.")
+@click.option("--count", type=_COUNT, default=10, show_default=True, help="How many outboxes.")
+@click.option("--seconds", type=_POSITIVE, default=20.0, show_default=True, help="How long the rest is.")
+@click.option("--times", type=_COUNT, default=20, show_default=True, help="How many first rows.")
+@click.option(
+    "--rows", type=_COUNT, default=50_000, show_default=True, help="Rows of all backlogs together, 200 bytes each."
+)
+@click.option("--rest", type=_POSITIVE, help="Let outboxes rest after so many seconds, as OUTBOX_TENANTS_REST does.")
 @_benchmark
 def outboxes(
     count: int, seconds: float, times: int, rows: int, rest: float | None, delivery: str | None, as_json: bool
@@ -180,9 +192,9 @@ def outboxes(
 
 
 @bench.command()
-@click.option("--writers", "count", default=8, show_default=True, help="Connections that write.")
-@click.option("--seconds", default=3.0, show_default=True, help="How long, for each.")
-@click.option("--rounds", default=10, show_default=True, help="How often each is measured, in turn.")
+@click.option("--writers", "count", type=_COUNT, default=8, show_default=True, help="Connections that write.")
+@click.option("--seconds", type=_POSITIVE, default=3.0, show_default=True, help="How long, for each.")
+@click.option("--rounds", type=_COUNT, default=10, show_default=True, help="How often each is measured, in turn.")
 @_benchmark
 def writers(count: int, seconds: float, rounds: int, delivery: str | None, as_json: bool) -> None:
     """Let writers commit as fast as they can, with the wake-up trigger and without."""
@@ -192,7 +204,7 @@ def writers(count: int, seconds: float, rounds: int, delivery: str | None, as_js
 
 
 @bench.command()
-@click.option("--seconds", default=600.0, show_default=True, help="How long it is disturbed.")
+@click.option("--seconds", type=_POSITIVE, default=600.0, show_default=True, help="How long it is disturbed.")
 @click.option("--seed", type=int, help="Decides the faults; a new one every time by default.")
 @_benchmark
 def chaos(seconds: float, seed: int | None, delivery: Delivery | None, as_json: bool) -> None:
@@ -211,7 +223,7 @@ def chaos(seconds: float, seed: int | None, delivery: Delivery | None, as_json: 
 
 
 @bench.command()
-@click.option("--times", default=20, show_default=True, help="How often each fault befalls the leader.")
+@click.option("--times", type=_COUNT, default=20, show_default=True, help="How often each fault befalls the leader.")
 @_benchmark
 def takeover(times: int, delivery: str | None, as_json: bool) -> None:
     """Kill, stop and cut off the leader, and measure for how long a `read_committed` consumer gets no records."""
@@ -221,8 +233,8 @@ def takeover(times: int, delivery: str | None, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--partitions", default=10_000, show_default=True, help="Partitions that are held.")
-@click.option("--instances", default=500, show_default=True, help="Instances that hold them.")
+@click.option("--partitions", type=_COUNT, default=10_000, show_default=True, help="Partitions that are held.")
+@click.option("--instances", type=_COUNT, default=500, show_default=True, help="Instances that hold them.")
 @_json
 def coordination(partitions: int, instances: int, as_json: bool) -> None:
     """Compute who holds what from its log (no server is needed), and measure what that keeps in memory."""
@@ -232,11 +244,15 @@ def coordination(partitions: int, instances: int, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--records", default=60_000, show_default=True, help="Records in the topic.")
-@click.option("--keys", default=1_000, show_default=True, help="Distinct keys, each a row that is updated.")
+@click.option("--records", type=_COUNT, default=60_000, show_default=True, help="Records in the topic.")
+@click.option(
+    "--keys", type=_COUNT, default=1_000, show_default=True, help="Distinct keys, each a row that is updated."
+)
 @_rounds
-@click.option("--concurrency", default=4, show_default=True, help="Connections, of the inbox and of the baseline.")
-@click.option("--batch", type=int, help="Handle so many at once, by one upsert; else each by an UPDATE.")
+@click.option(
+    "--concurrency", type=_COUNT, default=4, show_default=True, help="Connections, of the inbox and of the baseline."
+)
+@click.option("--batch", type=_COUNT, help="Handle so many at once, by one upsert; else each by an UPDATE.")
 @_json
 def inbox(records: int, keys: int, rounds: int, concurrency: int, batch: int | None, as_json: bool) -> None:
     """Handle a topic, one UPDATE a record, against the same SQL without an inbox (the baseline)."""
@@ -246,7 +262,9 @@ def inbox(records: int, keys: int, rounds: int, concurrency: int, batch: int | N
 
 
 @bench.command()
-@click.option("--turns", default=150, show_default=True, help="How often each has its turn, 20 events a turn.")
+@click.option(
+    "--turns", type=_COUNT, default=150, show_default=True, help="How often each has its turn, 20 events a turn."
+)
 @_json
 def emit(turns: int, as_json: bool) -> None:
     """Emit on each kind of connection, against a plain INSERT of the same row by hand."""
@@ -256,7 +274,7 @@ def emit(turns: int, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--rows", default=1_000_000, show_default=True, help="Rows, about 200 bytes each.")
+@click.option("--rows", type=_COUNT, default=1_000_000, show_default=True, help="Rows, about 200 bytes each.")
 @_rounds
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
 @_json
@@ -274,7 +292,7 @@ def spark(rows: int, rounds: int, master: str, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--ticks", default=500, show_default=True, help="How many, after a warm-up.")
+@click.option("--ticks", type=_COUNT, default=500, show_default=True, help="How many, after a warm-up.")
 @click.option("--topic", "topics", multiple=True, help="A topic whose end each tick reports; may be repeated.")
 @_json
 def tick(ticks: int, topics: tuple[str, ...], as_json: bool) -> None:
