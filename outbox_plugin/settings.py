@@ -42,6 +42,11 @@ _TABLE_OF_SCHEMAS = re.compile(rf"[A-Za-z0-9_$*]{{1,63}}\.{_IDENTIFIER}")
 _NAME = r"[^\W\d]\w*"  # Of a module or a function in Python.
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _FUNCTION = re.compile(rf"{_NAME}(?:\.{_NAME})*:{_NAME}(?:\.{_NAME})*")
+# As librdkafka takes it: PROTOCOL://host:port, where only the host is needed. An IPv6 address before a port is in
+# brackets.
+_BROKER = re.compile(
+    r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+|(?=(?:[^:]*:){2})[0-9A-Fa-f:.]+\Z)(?::(?P<port>\d{1,5}))?"
+)
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
 _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")
 _NOT_TAKEN = re.compile("[\0\ud800-\udfff]")  # librdkafka cuts a text at NUL, and UTF-8 has no lone surrogates.
@@ -85,6 +90,12 @@ class LogSettings(BaseSettings):
             raise InvalidSetting(
                 "OUTBOX_KAFKA or OUTBOX_OUTBOXES: expected JSON (given: lists or objects, nested too deep)"
             ) from None
+
+
+def _is_broker(address: str) -> bool:
+    """Whether librdkafka can connect to it: a host, perhaps with a protocol before it, and a port after it."""
+    found = _BROKER.fullmatch(address)
+    return found is not None and (found["port"] is None or 0 < int(found["port"]) < 65_536)
 
 
 class Settings(LogSettings):
@@ -166,6 +177,14 @@ class Settings(LogSettings):
         if not all(not port or port.isdecimal() for port in str(given.get("port") or "").split(",")):
             raise ValueError("the port is no number; a : or a / in the user or the password must be %3A or %2F")
         return dsn
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _brokers_are_addresses(cls, brokers: str) -> str:
+        addresses = [each for each in map(str.strip, brokers.split(",")) if each]
+        if not addresses or not all(map(_is_broker, addresses)):
+            raise ValueError("expected brokers as host:port, with commas between them")
+        return brokers
 
     @field_validator("table")
     @classmethod
