@@ -312,12 +312,8 @@ class KafkaAdmin:
             not answer.
         """
         topic = names.progress_topic
-        try:
-            [asked] = self.client.describe_configs(
-                [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=REQUEST_TIMEOUT_SECONDS
-            ).values()
-            policy = answer_of(asked, REQUEST_TIMEOUT_SECONDS)["cleanup.policy"].value
-        except (KafkaException, TimeoutError):
+        policy = self._config(topic, "cleanup.policy")
+        if policy is None:
             return None
         if policy == "compact":
             return None
@@ -334,3 +330,19 @@ class KafkaAdmin:
             "the topic %s had cleanup.policy=%s, under which what it says is lost; it is compact now", topic, policy
         )
         return None
+
+    def least_in_sync(self, topic: str) -> int | None:
+        """How many replicas of a partition must be in sync before it takes records; None if Kafka does not tell us."""
+        least = self._config(topic, "min.insync.replicas")
+        return None if least is None else int(least)
+
+    def _config(self, topic: str, name: str) -> str | None:
+        """The value of a property of a topic; None if Kafka does not answer, or does not let us read it."""
+        try:
+            [asked] = self.client.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=REQUEST_TIMEOUT_SECONDS
+            ).values()
+            value: str | None = answer_of(asked, REQUEST_TIMEOUT_SECONDS)[name].value
+        except (KafkaException, TimeoutError):
+            return None
+        return value

@@ -20,6 +20,7 @@ from outbox_plugin.adapters.kafka_clients import (
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.progress_reader import ProgressReader
 from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock
+from outbox_plugin.adapters.stalled_partition import why_stalled
 from outbox_plugin.core.last_progress import LastProgress, Numbering
 from outbox_plugin.core.progress import LARGEST_BODY, ProgressRecord
 from outbox_plugin.core.repeated_requests import RETRY_BACKOFF_MS, may_have_been_repeated
@@ -216,11 +217,23 @@ class KafkaTransactionalLog:
                 raise LogUnavailable("Kafka does not acknowledge what was sent")
             elif now - since > STALLED_SECONDS * (looks + 1):
                 looks += 1
+                if now - since > SILENT_SECONDS:
+                    self._check_progress_partition()
                 if self._records.without_leader(self._open) and looks > 1:  # One that moves has none for a moment.
                     return False
                 if self._records.give_up_silent(self._open, SILENT_SECONDS):
                     return False
         return True
+
+    def _check_progress_partition(self) -> None:
+        """Check whether the progress topic is what takes no records. No transaction can go on without it.
+
+        Raises:
+            LogUnavailable: it is.
+        """
+        topic, partition = self._names.progress_topic, self._slice.number
+        if (reason := why_stalled(self._open, self._settings, topic, partition)) is not None:
+            raise LogUnavailable(f"Kafka: the topic {topic} takes no records: {reason}")
 
     def _commit(self) -> None:
         """Commit, and wait for the answer as long as `should_wait` returns True, `COMMIT_TIMEOUT_SECONDS` at most."""

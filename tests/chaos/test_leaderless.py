@@ -11,12 +11,12 @@ from contextlib import closing, contextmanager
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.embedded.cluster import EmbeddedCluster
 from outbox_plugin.relay.events import GenerationRaised, HarvestEvent, KeysHeld, TermFinished
+from tests.cluster_topics import create_on
 from tests.harvesting import (
     assert_exactly_once_in_order,
     assert_first_appearances_in_order,
@@ -40,17 +40,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 @pytest.fixture
 def bootstrap_servers(cluster: EmbeddedCluster) -> str:
     return cluster.bootstrap_servers
-
-
-def create_on(cluster: EmbeddedCluster, topic: str, nodes: list[int]) -> str:
-    """Make a topic of one partition, with a replica on each of `nodes` (from 0 on), all of which must be in sync."""
-    replicas = [cluster.nodes[number].node for number in nodes]
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    config = {"min.insync.replicas": str(len(nodes))}
-    made = NewTopic(topic, num_partitions=1, replica_assignment=[replicas], config=config)
-    admin.create_topics([made])[topic].result(60)
-    cluster.wait_in_sync()
-    return topic
 
 
 class Arriving:

@@ -14,12 +14,19 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Settings
 from outbox_plugin.adapters.broker_probe import all_brokers_answer
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.core.signing import Signer
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster
 from outbox_plugin.embedded.server import ServerFailed
 from outbox_plugin.errors import LogUnavailable
+from tests.cluster_topics import create_on
 from tests.processes import runs
 from tests.support import PATIENCE, eventually
 
@@ -121,6 +128,29 @@ def test_clients_find_topics_ids_though_a_broker_has_died(cluster: EmbeddedClust
         try:
             eventually(lambda: found(lambda: cluster.leader(topic, 0)) not in (None, died), 30)
             eventually(all_find_it, 30)
+        finally:
+            cluster.restart(died)
+
+
+@pytest.mark.parametrize(("replicas", "said"), [([2], "no broker leads"), ([0, 2], "1 replica(s) in sync")])
+def test_a_progress_topic_that_takes_no_records_is_named(
+    cluster: EmbeddedCluster, topic: str, replicas: list[int], said: str
+) -> None:
+    """A dead broker has replicas of other topics, too, and these are not to be blamed."""
+    group = f"of-the-test-{len(replicas)}"
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers=cluster.bootstrap_servers, group=group)
+    names, died = KafkaNames.of(settings), cluster.nodes[-1]
+    create_on(cluster, names.progress_topic, replicas)
+    progress = ProgressRecord(OutboxIdentity("incarnation", "place"), "leader", 0, ())
+    signer = Signer(b"s" * 32)
+    with closing(KafkaTransactionalLog(settings, names, Slice(0, 1), signer, lambda: True, lambda _: None)) as log:
+        log.fence(0)
+        assert log.publish([OutboxRow(1, 5, topic, "k", "v", [], [], 9)], progress)
+        died.kill()
+        try:
+            with pytest.raises(LogUnavailable, match=f"the topic {names.progress_topic} takes no records: ") as told:
+                log.publish([OutboxRow(2, 5, topic, "k", "v", [], [], 9)], progress)
+            assert said in str(told.value)
         finally:
             cluster.restart(died)
 
