@@ -129,7 +129,7 @@ def test_python_of_emit_emits(reader: Reader) -> None:
 def test_python_of_the_inbox_handles(reader: Reader, tmp_path: Path, number: signal.Signals) -> None:
     """The first block is a program: it runs until a signal, and ends cleanly."""
     produce(reader.settings, reader.topic, [("ann", "{}")])
-    single, batch = blocks_of(INBOX, "python")
+    single, batch, in_session = blocks_of(INBOX, "python")
     assert single.file
     (tmp_path / single.file).write_text(reader.own(single.text))
     with subprocess.Popen([sys.executable, single.file], cwd=tmp_path) as program:
@@ -144,6 +144,11 @@ def test_python_of_the_inbox_handles(reader: Reader, tmp_path: Path, number: sig
     with psycopg.connect(reader.settings.dsn.get_secret_value()) as connection:
         reader.names["handle"](connection, [received, received])
     assert query(reader.settings, "SELECT * FROM orders_by_customer") == [("ann", 2)]
+    reader.paste(in_session.text)
+    with psycopg.connect(reader.settings.dsn.get_secret_value()) as connection:
+        reader.names["handle"](connection, SimpleNamespace(key_text="ann", json=dict))
+    assert query(reader.settings, "SELECT orders FROM account") == [(2,)]
+    assert query(reader.settings, "SELECT kafka_topic FROM outbox") == [("invoices",), ("invoices",)]
 
 
 @pytest.mark.integration

@@ -1,0 +1,139 @@
+"""Handlers that use SQLAlchemy: each event's effect once, whatever they do to their session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from outbox_plugin import Event, Outbox, Settings
+from outbox_plugin.inbox import Inbox, Received, Retry
+from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox.sqlalchemy import async_session_of, session_of
+from tests.inbox_support import query
+from tests.integration.test_inbox_faults import letters, numbered
+from tests.support import eventually
+
+pytestmark = pytest.mark.integration
+
+EVENTS = 60
+GUILTY = set(range(0, EVENTS, 10))
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    __tablename__ = "order_effect"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    event: Mapped[str]
+
+
+@pytest.fixture
+def ready(settings: Settings) -> Settings:
+    query(settings, "CREATE TABLE order_effect (number BIGSERIAL PRIMARY KEY, event TEXT NOT NULL)")
+    return settings
+
+
+def effects(settings: Settings) -> list[str]:
+    return [event for (event,) in query(settings, "SELECT event FROM order_effect ORDER BY event")]
+
+
+def name(event: Received) -> str:
+    return str(event.idempotency_key)
+
+
+class Misuse(Exception):
+    """What a handler fails by."""
+
+
+def handle(connection: psycopg.Connection[Any], event: Received) -> None:
+    """A guilty event does to its session what could harm others, and fails."""
+    with session_of(connection) as session:
+        session.add(Effect(event=f"{name(event)} undone"))
+        session.flush()
+        session.rollback()
+        session.add(Effect(event=name(event)))
+        session.commit()
+        with contextlib.suppress(IntegrityError), session.begin_nested():
+            session.execute(text("INSERT INTO order_effect (event) VALUES (NULL)"))
+        Outbox().emit(session, Event(topic="t", key=name(event), value="{}"))
+        if event.value == b"guilty":
+            session.commit()
+            session.close()
+            raise Misuse
+    assert connection._notice_handlers == []
+
+
+async def handle_async(connection: psycopg.AsyncConnection[Any], event: Received) -> None:
+    async with async_session_of(connection) as session:
+        session.add(Effect(event=f"{name(event)} undone"))
+        await session.flush()
+        await session.rollback()
+        session.add(Effect(event=name(event)))
+        await session.commit()
+        with contextlib.suppress(IntegrityError):
+            async with session.begin_nested():
+                await session.execute(text("INSERT INTO order_effect (event) VALUES (NULL)"))
+        await Outbox().emit(session, Event(topic="t", key=name(event), value="{}"))
+        if event.value == b"guilty":
+            await session.commit()
+            raise Misuse
+    assert connection._notice_handlers == []
+
+
+def check(settings: Settings, sent: list[str]) -> None:
+    """Each event's effect is there once, or the event is a dead letter."""
+    good = sorted(set(sent) - set(letters(settings)))
+    assert len(good) == EVENTS - len(GUILTY)
+    assert effects(settings) == good
+    assert sorted(key for (key,) in query(settings, "SELECT kafka_key FROM outbox")) == good
+    assert all("Misuse" in letter.error for letter in DeadLetters(settings).list())
+
+
+def test_each_event_has_its_effect_once(ready: Settings, topic: str, group: str) -> None:
+    sent = numbered(ready, topic, GUILTY, EVENTS)
+    inbox = Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(attempts=1))
+    with inbox:
+        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 30)
+    check(ready, sent)
+
+
+def test_each_event_has_its_effect_once_by_an_async_handler(ready: Settings, topic: str, group: str) -> None:
+    sent = numbered(ready, topic, GUILTY, EVENTS)
+
+    async def run() -> None:
+        inbox = Inbox(ready, group=group, topics=[topic], handler=handle_async, retry=Retry(attempts=1))
+        async with inbox:
+            while len(effects(ready)) + len(letters(ready)) < EVENTS:
+                await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    check(ready, sent)
+
+
+def test_a_connection_that_a_session_loses_does_not_count_as_its_events_failure(
+    ready: Settings, topic: str, group: str
+) -> None:
+    lost = set[str]()
+
+    def lose_it_once(connection: psycopg.Connection[Any], event: Received) -> None:
+        with session_of(connection) as session:
+            session.add(Effect(event=name(event)))
+            session.flush()
+            if event.value == b"guilty" and name(event) not in lost:
+                lost.add(name(event))
+                session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    sent = numbered(ready, topic, GUILTY, EVENTS)
+    with Inbox(ready, group=group, topics=[topic], handler=lose_it_once, retry=Retry(attempts=1)):
+        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 60)
+    assert effects(ready) == sorted(sent)
+    assert len(lost) == len(GUILTY)
