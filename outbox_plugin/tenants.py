@@ -336,6 +336,7 @@ class TenantHarvesters(Background):
                 logger.warning("not harvested, tried again in %.0f s: %s", retry.seconds, reason)
 
     def _next_harvester(self, schema: str) -> Harvester:
+        self._refusals.pop(schema, None)  # The last one may have met it while it was stopped.
         if (stopped := self._stopped.pop(schema, None)) is not None:
             return stopped.successor()
         observe = partial(self._observe, schema)

@@ -150,10 +150,12 @@ def test_a_tenant_that_may_not_be_led_has_failed(service: Any) -> None:
     ends = {"tenant_a": "ProgressLost", "tenant_b": "StoreUnavailable", "tenant_c": None}
     for schema, error_type in ends.items():
         service._harvesters[schema].observe(finished(error_type))
+    last = service._harvesters["tenant_a"]
     assert service._check_now.is_set()
     service._take_failures()
     assert service._schedule.failed == ("tenant_a",)
     assert list(service._harvesters) == ["tenant_b", "tenant_c"]
+    last.observe(finished("ProgressLost"))  # While it stops.
     service._follow(threading.TIMEOUT_MAX)
     let_starts_end(service)
     assert (service._schedule.failed, service._harvesters["tenant_a"].succeeds) == ((), None)
