@@ -24,10 +24,11 @@ timestamp says how long it lasts: from `timestamp` to `expires`, beginning when 
 
 A topic that was deleted and recreated has other records at the same offsets. An instance that notices it writes a
 ReleasingPartition of TOPIC_CLIENT. Its instance id has the new topic's id, and behind it the ids of those before it, as
-far as its sender knows them. Only the first message with an id counts, and only if its sender knows the last id that
-the log has named: a broker that is behind names a former topic again, and nobody can tell that from its answer. The
-partition can be claimed two intervals later: whoever held it, even one that is stale or has just released it, may write
-of the old topic until it has read this.
+far as its sender knows them. It counts only if its sender knows the last id that the log has named: a broker that is
+behind names a former topic again, and nobody can tell that from its answer. The partition can be claimed two intervals
+later: whoever held it, even one that is stale or has just released it, may write of the old topic until it has read
+this. A message that names the last id again frees the partition, too, and leaves the offset as it is: whoever began to
+read later may not know that it was named before, and all must agree on who holds the partition.
 
 An id that was there before counts again only from a sender that names it as a former one, too. It does so after all
 brokers have told it nothing else for long, so that a wrong id does not bind a group for ever.
@@ -114,6 +115,15 @@ class _ClaimState:
     def topic_id(self) -> str:
         """The id of the topic that `offset` belongs to; empty if it is not known."""
         return next(iter(self.topic_ids), "")
+
+    @property
+    def known_former_ids(self) -> tuple[str, ...]:
+        """The ids of earlier topics, also those that only a remembered position knows whose time is yet to come.
+
+        Without them, one who began to read later would let a late message count that names an earlier topic.
+        """
+        _, _, remembered = self.kept or (0.0, 0, ())
+        return (*self.topic_ids[1:], *remembered[1:])
 
     def pass_to(self, holder: Holder, at: float, pauses: int) -> None:
         """Let an instance hold the partition that did not hold it before, nor did its client.
@@ -479,9 +489,9 @@ class World:
         if not isinstance(message, ReleasingPartition) or not topic_ids:
             return False
         topic_id, *before = topic_ids
-        if topic_id in claim.topic_ids[1:] and topic_id not in before:
+        if topic_id in claim.known_former_ids and topic_id not in before:
             return False
-        if claim.is_topic_of_log and (claim.topic_id == topic_id or claim.topic_id not in before):
+        if claim.is_topic_of_log and claim.topic_id not in topic_ids:
             return False
         claim.barred = at + self._stale_after
         if claim.topic_id != topic_id:

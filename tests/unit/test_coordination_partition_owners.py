@@ -136,8 +136,30 @@ def test_a_topic_that_was_recreated_begins_anew_once() -> None:
     assert not world.apply(claiming(B, 130), 130), "A may not have read it yet"
     assert world.apply(claiming(B, 131), 131)
     assert world.apply(beating(B, 131, 7), 131)
-    assert not world.apply(anew, 132), "another who noticed it later"
-    assert (owner(world, 132), world.offset(GROUP, "orders", 0)) == (B, 7)
+    assert world.apply(anew, 132), "another who noticed it later"
+    assert (owner(world, 132), world.offset(GROUP, "orders", 0)) == (None, 7), "freed again, but not set back"
+
+
+def anew(at: int, *topic_ids: str) -> Message:
+    return ReleasingPartition(1, at, ",".join(topic_ids), TOPIC_CLIENT, GROUP, "orders", 0, 0)
+
+
+@pytest.mark.parametrize("late", [("id-3", "id-2"), ("id-2", "id-1")], ids=["the last topic", "an earlier one"])
+@pytest.mark.parametrize("kept_at", [150, 240], ids=["before", "later"])
+def test_who_began_to_read_later_agrees_on_what_a_late_word_of_a_recreated_topic_counts(
+    late: tuple[str, ...], kept_at: int
+) -> None:
+    log = [claiming(A, 100), beating(A, 105, 50), anew(110, "id-2", "id-1"), anew(111, "id-3", "id-2", "id-1")]
+    log += [claiming(B, 135), *(beating(B, at, at) for at in range(136, 230, 5))]
+    log += [anew(230, *late), beating(B, 231, 231), beating(B, 236, 236), claiming(C, 251), beating(C, 252, 252)]
+    log += [beating(B, 253, 253)]
+    later = World(INTERVAL, since=160)
+    later.remember(Key(GROUP, "orders", 0), kept_at, ("id-3", "id-2", "id-1"), kept_at)
+    for message in log:
+        if message.timestamp >= 160:
+            later.apply(message, message.timestamp)
+    later.recall_all()
+    assert owner(later, 253) == owner(world_of(*log), 253) is not None
 
 
 def test_a_stale_holder_of_a_topic_that_was_recreated_sets_no_position_of_the_old_one() -> None:
@@ -146,10 +168,6 @@ def test_a_stale_holder_of_a_topic_that_was_recreated_sets_no_position_of_the_ol
     assert not world.apply(claiming(A, 191), 191), "it may not have read yet that the topic was recreated"
     assert not world.apply(beating(A, 191, 50), 191)
     assert world.offset(GROUP, "orders", 0) == 0
-
-
-def anew(at: int, *topic_ids: str) -> Message:
-    return ReleasingPartition(1, at, ",".join(topic_ids), TOPIC_CLIENT, GROUP, "orders", 0, 0)
 
 
 @pytest.mark.parametrize("late", [("id-1",), ("id-1", "id-0"), ("id-1", "id-2"), ("id-0",), ("",)])
