@@ -482,7 +482,8 @@ class Member:
 
         Not after a stall. Others may have held and released it since, and its topic may have been recreated: then our
         position would be wrong. Until we have read the log as far as a message that we sent after the stall, we send
-        heartbeats alone. They do not count where the partition is not ours.
+        heartbeats alone, at offset 0. They do not count where the partition is not ours. If the coordination topic was
+        recreated, too, they do count, and move no position.
         """
         return self.view.coordination_partition(tp.topic) not in self._stalled
 
@@ -491,7 +492,9 @@ class Member:
         if now - held.renewed > self._timing.renewal and self._may_claim(tp):
             held.renewed = now
             self._say(tp, ClaimingPartition(*self._common(tp, now)), now)
-        self._say(tp, Heartbeat(*self._common(tp, now), self._offset(held.claim)), now)
+        # Once the lease has ended, our position may be of a former topic.
+        offset = self._offset(held.claim) if held.until > now and self._may_claim(tp) else 0
+        self._say(tp, Heartbeat(*self._common(tp, now), offset), now)
 
     def _round(self, now: float) -> None:
         """Claim, ask and release by the plan; release all while the group is paused or nobody polls."""
@@ -520,7 +523,10 @@ class Member:
 
     def leave(self, now: float, *, keep: bool) -> None:
         """Write our positions and release all partitions; with `keep`, leave them to our client's next instance."""
+        self._notice_stall(now)
         self._left = True
+        for tp in [tp for tp in self._held if not self._may_claim(tp)]:
+            self._lose(tp, "this run ends")
         for tp, held in list(self._held.items()) if keep else ():
             offset = held.claim.position if self._at_most_once else held.claim.offset
             self._say(tp, Heartbeat(*self._common(tp, now), offset), now)
@@ -533,8 +539,11 @@ class Member:
         return not self._unanswered
 
     def _release(self, partitions: Collection[TopicPartition], why: str, now: float) -> None:
-        """Give up partitions: hand out no more of their records, and tell the log where to go on."""
-        for tp in partitions:
+        """Give up partitions: hand out no more of their records, and tell the log where to go on.
+
+        Those that we may not claim are left for a later round: our position may be of a former topic.
+        """
+        for tp in [tp for tp in partitions if self._may_claim(tp)]:
             claim = self._held[tp].claim
             self._say_released(tp, claim.position if self._at_most_once else claim.offset, now)
             self._lose(tp, why)

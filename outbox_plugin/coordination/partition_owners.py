@@ -19,8 +19,8 @@ the broker appended at `t`:
 All else changes nothing. Fresh: a heartbeat less than an interval ago. Stale: none for more than two.
 
 The only clock is the log's: the time at which the broker appended a message (LogAppendTime), which is the `now` that
-`apply` is given. All instances agree on it, and no sender's clock decides anything. Of a ReleaseGroup, the sender's
-timestamp says how long it lasts: from `timestamp` to `expires`, beginning when it was appended.
+`apply` is given. All instances agree on it, and no sender's clock decides who holds what. Of a ReleaseGroup, the
+sender's timestamp says how long it lasts: from `timestamp` to `expires`, beginning when it was appended.
 
 A topic that was deleted and recreated has other records at the same offsets. An instance that notices it writes a
 ReleasingPartition of TOPIC_CLIENT. Its instance id has the new topic's id, and behind it the ids of those before it, as
@@ -40,6 +40,9 @@ topic was recreated in the part that we have read, and the sender has not claime
 after a silence in which every holder would have become stale, and after a pause, which released all. From then on the
 rules above hold. Where claims alone come for long, as when the coordination topic is new and all ask at once, one
 counts at last. Whoever began to read earlier may have counted an earlier one: the heartbeats of its sender decide.
+
+A message that was sent before that part began, by the time in it, may tell a position of a former topic. It never moves
+the offset forward. The time in it is the log's, as far as its sender had read.
 """
 
 from __future__ import annotations
@@ -135,6 +138,11 @@ class _ClaimState:
         """
         self.holder, self.heartbeat, self.pauses, self.former = holder, at, pauses, ()
 
+    def move_to(self, offset: int | None) -> None:
+        """Let the group go on at an offset, if it is a later one."""
+        if offset is not None:
+            self.offset = offset if self.offset is None else max(self.offset, offset)
+
     def may_have_claimed(self, holder: Holder) -> bool:
         """Return whether an instance may hold the partition. Since its topic was recreated, we have read all claims."""
         return self.claimants is None or holder in self.claimants
@@ -149,7 +157,7 @@ class _ClaimState:
             _, offset, topic_ids = self.kept
             self.kept = None
             if not topic_ids or self.topic_id in ("", topic_ids[0]):
-                self.offset = offset if self.offset is None else max(self.offset, offset)
+                self.move_to(offset)
             self.topic_ids = _joined(self.topic_ids, topic_ids)
 
 
@@ -237,7 +245,7 @@ class World:
         if claim.holder is None or now - claim.heartbeat > self._stale_after:
             return False
         if isinstance(message, Heartbeat):
-            return self._beat(group, claim, holder, message.offset, now)
+            return self._beat(group, claim, holder, self._told_by(message), now)
         if isinstance(message, ClaimingMessages):
             return self._advance(group, claim, holder, message.offset)
         return self._release(claim, holder, message)
@@ -430,8 +438,7 @@ class World:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0 and claim.may_have_claimed(holder):
             claim.pass_to(holder, at, group.pauses)
-            # A heartbeat that was sent before the coordination topic was recreated is older than what is remembered.
-            claim.offset = message.offset if claim.offset is None else max(claim.offset, message.offset)
+            claim.move_to(self._told_by(message))
             claim.doubt = max(claim.doubt, at + self._stale_after)
         if claim.doubt == -FOREVER:
             claim.claimants = None
@@ -454,13 +461,20 @@ class World:
         claim.pass_to(holder, at, group.pauses)
         return True
 
-    def _beat(self, group: _Group, claim: _ClaimState, holder: Holder, offset: int, at: float) -> bool:
+    def _beat(self, group: _Group, claim: _ClaimState, holder: Holder, offset: int | None, at: float) -> bool:
         if claim.pauses != group.pauses or (claim.holder != holder and not self._resume(claim, holder)):
             return False
         claim.heartbeat = max(claim.heartbeat, at)
-        if claim.offset is None or offset > claim.offset:
-            claim.offset = offset
+        claim.move_to(offset)
         return True
+
+    def _told_by(self, message: Heartbeat | ReleasingPartition) -> int | None:
+        """The offset of a message; None if it was sent before the part of the log that we read began.
+
+        Then it may be of a former topic, which is to be seen in the part that we have not read. Its sender's clock is
+        the log's time as far as it had read, which is never ahead. Nothing but an offset depends on it.
+        """
+        return message.offset if message.timestamp >= self._since else None
 
     @staticmethod
     def _resume(claim: _ClaimState, holder: Holder) -> bool:
@@ -476,7 +490,7 @@ class World:
     def _advance(group: _Group, claim: _ClaimState, holder: Holder, offset: int) -> bool:
         if claim.holder != holder or claim.pauses != group.pauses:
             return False
-        claim.offset = offset if claim.offset is None else max(claim.offset, offset)
+        claim.move_to(offset)
         return True
 
     def _begin_anew(self, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
@@ -501,11 +515,14 @@ class World:
         claim.claimants = set() if claim.doubt > -FOREVER else None
         return True
 
-    @staticmethod
-    def _release(claim: _ClaimState, holder: Holder, message: ReleasingPartition) -> bool:
+    def _release(self, claim: _ClaimState, holder: Holder, message: ReleasingPartition) -> bool:
         if claim.holder != holder:
             return False
-        claim.holder, claim.offset, claim.former, claim.left_by = None, message.offset, (), holder
+        claim.holder, claim.former, claim.left_by = None, (), holder
+        if self._told_by(message) is not None:
+            claim.offset = message.offset
+        elif claim.offset is not None:  # It may set the group back, because the partition was cut.
+            claim.offset = min(claim.offset, message.offset)
         return True
 
     @staticmethod

@@ -190,7 +190,7 @@ def test_a_position_is_kept_only_once_the_log_has_taken_it(log: Log) -> None:
     """One who was stopped for long, and comes back to release, has no say any more."""
     log.member.take()
     log.say(ClaimingPartition(0, 0, *ME, "others", *PARTITION))
-    log.now += 25.0
+    log.lose(25)
     log.member.leave(log.now, keep=False)
     said = log.sent()
     assert kinds(said) == ["ReleasingPartition"]
@@ -430,6 +430,41 @@ def test_who_stood_still_claims_nothing_again_before_it_has_read_the_log(log: Lo
     assert "ClaimingPartition" in kinds(log.step(6))
     assert PARTITION in log.member.held(log.now)
     assert log.member.offset_of(PARTITION)[0] == 10
+
+
+def offsets(messages: Iterable[Message]) -> list[int]:
+    return [message.offset for message in messages if isinstance(message, Heartbeat)]
+
+
+def test_who_does_not_know_whether_it_holds_a_partition_tells_no_position(log: Log) -> None:
+    """Its topic and the coordination topic may both have been recreated: then its heartbeats count in the new one."""
+    consume(log, 10)
+    log.lose(25)
+    log.now += 6
+    log.member.tick(log.now)
+    assert offsets(log.sent()) == [0], "its lease has ended"
+    for _ in range(3):
+        log.step(6)
+    assert offsets(log.step(6)) == [10]
+    log.now += 25
+    log.member.tick(log.now)
+    assert offsets(log.sent()) == [0], "it stood still"
+
+
+def test_who_stood_still_releases_nothing_before_it_has_read_the_log(log: Log) -> None:
+    """Its position may be of a former topic."""
+    consume(log, 10)
+    log.now += 400
+    assert kinds(log.step()) == ["Heartbeat"], "nobody polled for long"
+    assert "ReleasingPartition" in kinds(log.step())
+    assert log.member.claims() == {}
+
+
+def test_who_stood_still_and_leaves_tells_no_position(log: Log) -> None:
+    consume(log, 10)
+    log.now += 25
+    log.member.leave(log.now, keep=False)
+    assert (log.sent(), log.member.claims(), log.member.has_left) == ([], {}, True)
 
 
 def test_who_stood_still_sets_nothing_right_before_it_has_read_the_log(log: Log) -> None:

@@ -219,6 +219,23 @@ def test_a_heartbeat_that_comes_late_into_a_new_log_does_not_move_back_what_was_
     assert (owner(world, 102), world.offset(GROUP, "orders", 0)) == (A, 40)
 
 
+def test_a_position_that_was_sent_before_what_is_read_does_not_move_the_group_forward() -> None:
+    """It may be of a former topic: in the log that was lost, its sender would have held nothing any more."""
+    world = World(INTERVAL, since=100)
+    world.remember(Key(GROUP, "orders", 0), 5, ("id-2", "id-1"), 99)
+    for at in (101, 104):
+        world.apply(beating(A, 99, 50), at)
+        assert (owner(world, at), world.offset(GROUP, "orders", 0)) == (A, 5)
+    other = World(INTERVAL, since=100)
+    other.remember(Key(GROUP, "orders", 0), 5, ("id-2", "id-1"), 99)
+    other.apply(beating(A, 100, 7), 101)
+    assert other.offset(GROUP, "orders", 0) == 7
+    for release, offset in ((50, 5), (3, 3)):
+        assert world.apply(releasing(A, 99, release), 105)
+        assert (owner(world, 105), world.offset(GROUP, "orders", 0)) == (None, offset)
+        world.apply(claiming(A, 130), 130)
+
+
 def test_what_was_kept_after_the_log_was_recreated_counts() -> None:
     world = World(INTERVAL, since=100)
     world.remember(Key(GROUP, "orders", 0), 40, ("id-1",), 105)
