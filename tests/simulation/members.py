@@ -3,13 +3,16 @@
 A seed draws a plan: how many processes and partitions, which guarantee, and what befalls them.
 
 - Requests take their time and keep each process's order. A broker that is away takes none. A request that is older than
-  five seconds then is lost, unless it arrives late all the same. Some are sent again, though they had arrived.
+  five seconds then is lost, unless it arrives late all the same. Some are sent again, though they had arrived. Or the
+  log alone is away: processes still fetch, and ask how topics look.
 - A process is killed and started again under its client id, or stopped as a whole (with what it has sent), or its
-  machine is suspended, where its clock stands still, too. A handler takes long, or holds the interpreter.
+  machine is suspended, where its clock stands still, too. A handler takes long, or holds the interpreter. Some of that
+  lasts longer than a new process reads back. Afterwards, the log may be back later than the other connections are.
 - Each process has clocks of its own. The broker's clock jumps, as when another broker leads.
-- Topics are deleted and recreated, and widened. Processes ask how the topic looks now, and the answer takes its time.
-  Some of the brokers are behind for a while: they answer with the former topic. The coordination topic is deleted and
-  recreated: each process notices it after a while, writes to the new one until then, and is started again.
+- Topics are deleted and recreated, some with many records at once, and widened. Processes ask how the topic looks now,
+  and the answer takes its time. Some of the brokers are behind for a while: they answer with the former topic. The
+  coordination topic is deleted and recreated: each process notices it after a while, writes to the new one until then,
+  and is started again.
 - A partition loses its end, and others write to it. Whoever reads it notices that.
 - An operator with a wrong clock pauses and resumes the group. Somebody writes messages in another's name.
 
@@ -69,8 +72,11 @@ BATCH = 5
 FAULTS = (
     *("kill", "stop", "hold", "away", "anew", "widen", "pause", "slow", "end"),
     *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long", "imitate", "cut"),
+    "log away",
 )
+LASTING = ("stop", "hold", "suspend", "kill", "anew")  # They may last longer than a new process reads back.
 BROKERS = 3
+MANY, MANY_SECONDS = 80, 20.0  # So many records, and until they are consumed.
 
 
 @dataclass(frozen=True)
@@ -91,16 +97,29 @@ class Plan:
         at_most_once = dice.random() < 0.5
         if at_most_once:  # What is promised at most once ends where a topic is deleted under its consumers.
             kinds = [kind for kind in kinds if kind != "anew"] or ["kill"]
-        faults = [
-            (
-                dice.uniform(1, TROUBLE_SECONDS - 15),
-                dice.choice(kinds),
-                dice.randrange(processes),
-                dice.uniform(0.2, 12),
-            )
-            for _ in range(dice.randint(0, 12))
-        ]
+        faults = []
+        for _ in range(dice.randint(0, 12)):
+            when, kind, process = dice.uniform(1, TROUBLE_SECONDS - 15), dice.choice(kinds), dice.randrange(processes)
+            lasts = kind in LASTING and dice.random() < 0.05
+            faults.append((when, kind, process, dice.uniform(35, 60) if lasts else dice.uniform(0.2, 12)))
+        if not at_most_once and dice.random() < 0.2:
+            faults += cls._while_one_is_away(dice, processes)
         return cls(at_most_once, processes, dice.randint(1, 6), dice.randint(20, 150), tuple(sorted(faults)))
+
+    @staticmethod
+    def _while_one_is_away(dice: random.Random, processes: int) -> list[tuple[float, str, int, float]]:
+        """The topic is recreated while one process stands still, and the coordination topic or another process goes."""
+        one, begins = dice.randrange(processes), dice.uniform(15, 25)
+        seconds = dice.uniform(8, 12) if dice.random() < 0.7 else dice.uniform(35, 60)
+        ends = begins + seconds
+        faults = [(begins, dice.choice(["hold", "stop"]), one, seconds), (begins + 0.2, "anew", 0, dice.uniform(0, 9))]
+        others = [number for number in range(processes) if number != one]
+        if dice.random() < 0.7:
+            faults += [(begins - 1.5, "slow", 0, 1.6), (ends - dice.uniform(0, 2), "log anew", 0, 1.0)]
+            faults += [(ends - 1.5, "kill", number, 5.0) for number in others]
+        else:
+            faults += [(ends - dice.uniform(2, 9), "kill", number, 1.0) for number in others[:1]]
+        return faults
 
 
 @dataclass
@@ -185,6 +204,8 @@ class Process:
     suspended_until: float = 0.0
     doubtful_until: float = 0.0  # Its clock stood still while it was suspended, so it may take itself for a holder.
     notices_at: float = FOREVER  # When it notices that the coordination topic was recreated.
+    followed: float = 0.0  # When it last ran.
+    log_back_at: float = 0.0  # After a stall, the log may be back later than the other connections.
 
 
 class Simulation:
@@ -203,7 +224,7 @@ class Simulation:
         self.log_begins, self.log_since = 0, 0.0  # The first entry of the present coordination topic, and its time.
         self.broker_ahead = self.jumped_until = 0.0
         self.paused_from = self.away_until = self.troubled_until = self.slow_until = 0.0
-        self.double_until = self.late_until = self.long_until = 0.0
+        self.double_until = self.late_until = self.long_until = self.log_away_until = 0.0
         self.paused = False
         self.topic = Topic([[] for _ in range(plan.partitions)])
         self.handed_out: Counter[Record] = Counter()
@@ -286,7 +307,7 @@ class Simulation:
     def _arrive(self, process: Process, message: Message, sent: float, run: int) -> None:
         if process.runs != run or self.now < process.dead_until or message not in process.queue:
             return
-        until = max(self.away_until, process.stopped_until)
+        until = max(self.away_until, self.log_away_until, process.stopped_until)
         if self.now < until:
             process.last_arrival = max(process.last_arrival, until + 0.01)
             self.at(process.last_arrival, lambda: self._arrive(process, message, sent, run))
@@ -334,7 +355,7 @@ class Simulation:
         process.handling = process.promised = process.granted = None
         process.queue, process.described, process.form = [], self.now, None
         process.busy_until = process.held_until = 0.0
-        process.notices_at = FOREVER
+        process.notices_at, process.followed, process.log_back_at = FOREVER, self.now, self.now
         since = max(self.broker_time - TIMING.lookback, self.log_since)
         process.member = member = Member(
             Holder(f"run-{process.client}-{process.runs}", process.client),
@@ -367,7 +388,7 @@ class Simulation:
             self._kill(process, self.now + self.dice.uniform(0.1, 1.0))
             return
         if process.member is None:
-            if self.now >= self.away_until:
+            if self.now >= max(self.away_until, self.log_away_until):
                 self._start(process)
             return
         first, second = self.dice.sample([self._follow, self._use], 2)
@@ -377,12 +398,16 @@ class Simulation:
     def _follow(self, process: Process) -> None:
         member, now = process.member, self.now + process.clock
         assert member is not None
-        if self.now >= self.away_until and process.notices_at == FOREVER:
+        if self.now - process.followed > STALE_INTERVALS * INTERVAL:
+            process.log_back_at = self.now + self.dice.choice([0.0, self.dice.uniform(0, 3)])
+        process.followed = self.now
+        if self.now >= max(self.away_until, self.log_away_until, process.log_back_at) and process.notices_at == FOREVER:
             # A held interpreter, or a slow thread, reads only a part.
             upto = len(self.log) if self.dice.random() < 0.8 else self.dice.randint(process.read, len(self.log))
             for entry in self.log[process.read : upto]:
                 member.apply(entry, now)
             process.read = upto
+        if self.now >= self.away_until and process.notices_at == FOREVER:
             self._describe(process, member, now)
         member.tick(now)
         self._carry_out(process)
@@ -558,6 +583,8 @@ class Simulation:
                 process.held_until = max(process.held_until, until)
             case "away":
                 self.away_until = max(self.away_until, min(until, self.now + 6))
+            case "log away":
+                self.log_away_until = max(self.log_away_until, min(until, self.now + 6))
             case "slow":
                 self.slow_until = max(self.slow_until, until)
             case "suspend":
@@ -586,7 +613,11 @@ class Simulation:
                         self.behind[broker] = (self.dice.uniform(self.now, self.now + seconds), self.topic.form)
                 self.seen_until[self.topic.form.topic_id] = self.now
                 self.seen_until |= {form.topic_id: self._seen_until(form.topic_id) for _, form in self.behind}
-                self.topic = Topic([[0] * self.dice.randint(0, 12) for _ in self.topic.records], self.topic.number + 1)
+                records = [[0] * self.dice.randint(0, 12) for _ in self.topic.records]
+                if self.dice.random() < 0.5:  # A position of the former topic is none beyond the end of this one.
+                    self.dice.choice(records).extend([0] * MANY)
+                    until += MANY_SECONDS
+                self.topic = Topic(records, self.topic.number + 1)
                 self.cuts.clear()
                 self.progress = dict.fromkeys(range(len(self.topic.records)), self.now)
             case "widen":
@@ -659,8 +690,9 @@ class Simulation:
         until = self.now
         for process in self.processes:
             if process.member is not None and not process.leaving:
-                process.notices_at = min(process.notices_at, self.now + self.dice.uniform(0, INTERVAL))
-                until = max(until, process.notices_at, process.stopped_until, process.held_until)
+                runs_at = max(self.now, process.stopped_until, process.held_until)
+                process.notices_at = min(process.notices_at, runs_at + self.dice.uniform(0, INTERVAL))
+                until = max(until, process.notices_at)
         return until + 2 + LONGEST_DOUBT * STALE_INTERVALS * INTERVAL  # Until then nobody may know who holds what.
 
     def _end(self, process: Process, until: float) -> None:
@@ -709,6 +741,8 @@ class Simulation:
         """The log never goes back to a topic that it has named, or that no broker has named since the latest one."""
         named = self.named.setdefault(tp, set())
         latest, at = self.latest.get(tp, (topic_id, 0.0))
+        if tp not in self.latest and number_of(topic_id) < max(map(number_of, before), default=0):
+            self.broken.append(f"{tp} begins with {topic_id}, a former topic, at {self.now:.2f}")
         if number_of(topic_id) < number_of(latest):
             if topic_id in named or self.seen_until.get(topic_id, 0.0) < at:
                 self.broken.append(f"{tp} is set back from {latest} to {topic_id} at {self.now:.2f}")
