@@ -36,9 +36,11 @@ from outbox_plugin.coordination.messages import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from outbox_plugin.coordination.partition_owners import STALE_INTERVALS, TOPIC_CLIENT, Holder, Key
+from outbox_plugin.coordination.partition_owners import REMEMBERED_TOPICS, STALE_INTERVALS, TOPIC_CLIENT, Holder, Key
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import UserError
+
+FORMER_ID_ANSWERS = 8  # So many answers in a row must name a former topic before we believe them.
 
 
 class _Release(NamedTuple):
@@ -83,8 +85,8 @@ class Member:
         # The partitions of recreated topics, until the log has the new ids; and the former ids that we were told.
         self._recreated: dict[TopicPartition, tuple[str, ...]] = {}
         self._named: dict[str, float] = {}  # When we last read in the log that a topic was recreated.
-        # The former id that the brokers name though the log names a later one, and since when they name no other one.
-        self._refused: dict[str, tuple[str, float]] = {}
+        # The former id that the brokers name though we know a later one, since when, and in how many answers.
+        self._refused: dict[str, tuple[str, float, int]] = {}
         self._gained_of: dict[TopicPartition, tuple[str]] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
@@ -113,13 +115,15 @@ class Member:
     def describe(self, forms: Mapping[str, TopicForm], now: float, *, asked: float | None = None) -> None:
         """Take in how the consumed topics look, as some broker says. A recreated topic is consumed from its beginning.
 
-        A broker that is behind names a former topic. We believe that only if we are told nothing else for long.
+        A broker that is behind names a former topic. We believe that only if many answers over a long time say nothing
+        else.
 
         Args:
             forms: the answers.
             now: the time.
             asked: when the brokers were asked, if it is not now. Since then, the log may have named a later topic.
         """
+        self._notice_stall(now)
         for topic, form in forms.items():
             if asked is not None and asked < self._named.get(topic, NEVER):
                 continue
@@ -129,7 +133,10 @@ class Member:
                 continue
             if former.topic_id != form.topic_id:
                 # The new topic may get as many partitions as the former one had only later.
-                self._recreated |= {tp: (former.topic_id, *self._recreated.get(tp, ())) for tp in partitions}
+                for tp in partitions:
+                    told = dict.fromkeys((former.topic_id, *self._recreated.get(tp, ())))
+                    told.pop(form.topic_id, None)
+                    self._recreated[tp] = (*told,)[:REMEMBERED_TOPICS]
                 partitions = partitions[: form.partitions]
             self.view.forms[topic] = form._replace(partitions=len(partitions))
             for tp in partitions:
@@ -137,12 +144,10 @@ class Member:
                 if known[:1] == (form.topic_id,):
                     self._recreated.pop(tp, None)
                 elif known or tp in self._recreated:  # Each time, until the log has it: the message may be lost.
-                    told = self._recreated.setdefault(tp, ())
-                    before = known or [each for each in told if each != form.topic_id]
-                    self._begin_anew(tp, form.topic_id, before, now)
+                    self._begin_anew(tp, form.topic_id, known or self._recreated.setdefault(tp, ()), now)
 
     def _is_outdated(self, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
-        """Whether a broker that is behind has named a topic: the log knows the one that has taken its place.
+        """Whether a broker that is behind has named a topic: the log or another broker knows a later one.
 
         Args:
             topic_id: the id that it has named.
@@ -150,14 +155,15 @@ class Member:
             now: the time.
         """
         topic = partitions[0].topic
-        if not any(topic_id in self.view.topic_ids(tp)[1:] for tp in partitions):
+        if not any(topic_id in (*self.view.topic_ids(tp)[1:], *self._recreated.get(tp, ())) for tp in partitions):
             self._refused.pop(topic, None)
             return False
-        refused, since = self._refused.get(topic, ("", now))
+        refused, since, answers = self._refused.get(topic, ("", now, 0))
         if refused != topic_id:
-            self._refused[topic] = (topic_id, now)
-            return True
-        return now - since < self._timing.lookback
+            since, answers = now, 0
+        answers += 1
+        self._refused[topic] = (topic_id, since, answers)
+        return now - since < self._timing.lookback or answers < FORMER_ID_ANSWERS
 
     def held(self, now: float) -> dict[TopicPartition, Claim]:
         """The partitions whose lease has not ended at `now`."""
@@ -475,6 +481,7 @@ class Member:
         if now - self._ran > STALE_INTERVALS * self._timing.interval:
             self._stamp += 1  # No message from before the stall has it.
             self._stalled = dict.fromkeys(self._read_up_to, self._stamp)
+            self._refused.clear()  # Meanwhile, we were told nothing.
         self._ran = now
 
     def _may_claim(self, tp: TopicPartition) -> bool:

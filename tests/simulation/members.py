@@ -74,7 +74,7 @@ FAULTS = (
     *("suspend", "jump ahead", "jump back", "double", "late", "log anew", "long", "imitate", "cut"),
     "log away",
 )
-LASTING = ("stop", "hold", "suspend", "kill", "anew")  # They may last longer than a new process reads back.
+LASTING = ("stop", "hold", "kill", "anew")  # They may last longer than a new process reads back.
 BROKERS = 3
 MANY, MANY_SECONDS = 80, 20.0  # So many records, and until they are consumed.
 

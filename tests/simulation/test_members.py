@@ -7,11 +7,12 @@ pytest tests/simulation/test_members.py -s --seed 139          one schedule agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
+from outbox_plugin.coordination import member as coordination_member
 from outbox_plugin.coordination import partition_owners
 from outbox_plugin.coordination.actions import KeepPosition, Send
 from outbox_plugin.coordination.claims import Claim
@@ -254,6 +255,30 @@ def believe_a_position_that_was_sent_to_a_lost_log(patch: pytest.MonkeyPatch) ->
     patch.setattr(World, "_told_by", lambda _, message: message.offset)
 
 
+def believe_a_broker_that_is_behind_until_the_log_answers(patch: pytest.MonkeyPatch) -> None:
+    is_outdated = Member._is_outdated
+
+    def by_the_log(member: Member, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
+        told, member._recreated = member._recreated, {}
+        answer = is_outdated(member, topic_id, partitions, now)
+        member._recreated = told
+        return answer
+
+    patch.setattr(Member, "_is_outdated", by_the_log)
+
+
+def believe_two_answers_with_a_stall_between_them(patch: pytest.MonkeyPatch) -> None:
+    notice = Member._notice_stall
+
+    def and_remember(member: Member, now: float) -> None:
+        refused = member._refused.copy()
+        notice(member, now)
+        member._refused = refused
+
+    patch.setattr(Member, "_notice_stall", and_remember)
+    patch.setattr(coordination_member, "FORMER_ID_ANSWERS", 1)
+
+
 def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
     return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
 
@@ -290,6 +315,11 @@ ANEW_WHILE_AWAY: Faults = (
 )
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
 ANEW_AND_READ_LATE: Faults = ((15.0, "hold", 1, 45.0), (16.0, "anew", 0, 0.1), (52.0, "kill", 2, 1.0))
+ANEW_WHILE_THE_LOG_IS_AWAY: Faults = (
+    (8.0, "anew", 0, 60.0),
+    *((7.8 + 5.9 * number, "log away", 0, 6.0) for number in range(5)),
+)
+ANEW_AND_SEEN_VERY_LATE: Faults = ((8.0, "anew", 0, 60.0), *((14.0, "hold", number, 40.0) for number in range(1, 4)))
 BOTH_ANEW_WHILE_HELD: Faults = (
     *((22.0, "hold", 0, 10.0), (22.0, "hold", 1, 10.0), (22.2, "anew", 0, 0.1)),
     *((30.5, "kill", 2, 5.0), (31.0, "log anew", 2, 1.0)),
@@ -368,6 +398,16 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
         believe_a_position_that_was_sent_to_a_lost_log,
         replace(ONCE_OR_MORE, faults=BOTH_ANEW_WHILE_STOPPED),
         "lost|stands still",
+    ),
+    (
+        believe_a_broker_that_is_behind_until_the_log_answers,
+        replace(ONCE_OR_MORE, partitions=2, faults=ANEW_WHILE_THE_LOG_IS_AWAY),
+        "begins with",
+    ),
+    (
+        believe_two_answers_with_a_stall_between_them,
+        replace(ONCE_OR_MORE, processes=4, partitions=2, faults=ANEW_AND_SEEN_VERY_LATE),
+        "set back",
     ),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]

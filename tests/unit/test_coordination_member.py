@@ -357,6 +357,38 @@ def test_what_all_brokers_say_for_long_counts_whatever_the_log_says(log: Log) ->
     assert log.member.offset_of(PARTITION) == (0, ("id-1", "id-2"))
 
 
+def test_nor_before_the_log_has_the_later_topic(log: Log) -> None:
+    """The log does not answer: what other brokers have told is all that is known."""
+    for _ in range(20):
+        for topic_id in ("id-2", "id-1"):
+            log.member.describe({"orders": TopicForm(1, topic_id)}, log.now)
+            log.lose(1)
+    log.member.describe({"orders": TopicForm(1, "id-2")}, log.now)
+    said = log.sent()
+    assert [message.instance_id for message in said] == ["id-2,id-1"]
+    log.say(*said)
+    assert log.member.offset_of(PARTITION) == (0, ("id-2", "id-1"))
+
+
+def test_what_is_told_while_the_log_does_not_answer_does_not_grow_without_bound(log: Log) -> None:
+    for number in range(2, 40):
+        log.member.describe({"orders": TopicForm(1, f"id-{number}")}, log.now)
+    *_, last = log.sent()
+    assert last.instance_id == ",".join(f"id-{number}" for number in range(39, 30, -1))
+
+
+@pytest.mark.parametrize("step", [200, 5], ids=["it stood still", "none came"])
+def test_two_answers_are_not_what_all_brokers_say_for_long(log: Log, step: int) -> None:
+    describe(log, "id-2")
+    log.step(6)
+    assert describe(log, "id-1") == []
+    for _ in range(200 // step):
+        log.step(step)
+    for _ in range(6):
+        assert describe(log, "id-1") == []
+    assert describe(log, "id-2") == []
+
+
 def others_say_that_it_was_recreated(log: Log) -> None:
     log.say(ReleasingPartition(0, int(EPOCH), "id-2,id-1", TOPIC_CLIENT, "billing", *PARTITION, 0))
 
