@@ -15,7 +15,15 @@ from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECON
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.log_view import LogView
 from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
-from outbox_plugin.coordination.partition_owners import NO_END, STALE_INTERVALS, Holder, Key, Pause, Row
+from outbox_plugin.coordination.partition_owners import (
+    NO_END,
+    REMEMBERED_TOPICS,
+    STALE_INTERVALS,
+    Holder,
+    Key,
+    Pause,
+    Row,
+)
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.kafka_settings import kafka_settings
@@ -134,8 +142,7 @@ class Admin:
             if pause is None or pause.by != CLIENT_ID:
                 said = "is not paused" if pause is None else f"was paused by {pause.by}"
                 raise UserError(f"the group {group_id} {said}; expected: `outbox consumers pause {group_id}` first")
-            for tp, offset in wanted.items():
-                self._check(view.log, tp, offset)
+            topic_ids = {tp: self._check(view.log, tp, offset) for tp, offset in wanted.items()}
             for tp, offset in wanted.items():
                 common = (VERSION, int(view.log.log_time()), *self._me, group_id, *tp)
                 at = view.coordination_partition(tp.topic)
@@ -151,16 +158,19 @@ class Admin:
             view.wait(lambda: not open_, ANSWER_SECONDS, answered)
             missed = [tp for tp, offset in wanted.items() if open_ or view.offset(group_id, tp) != offset]
             kept = [
-                KeepPosition(tp, offset, view.topic_ids(group_id, tp), view.time_of(Key(group_id, *tp)))
+                KeepPosition(
+                    tp, offset, view.topic_ids_with(group_id, tp, topic_ids[tp]), view.time_of(Key(group_id, *tp))
+                )
                 for tp, offset in wanted.items()
             ]
             if missed or not view.log.keep(kept, wait=True):
                 raise LogUnavailable(f"the position of {group_id} may not be set: set it again, before it is resumed")
 
-    def _check(self, log: CoordinationLog, tp: TopicPartition, offset: int) -> None:
+    def _check(self, log: CoordinationLog, tp: TopicPartition, offset: int) -> str:
+        """Refuse an offset that is not there. Returns the topic's id."""
         form = log.check_forms(log.ask_for_forms([tp.topic])).get(tp.topic)
         partitions = 0 if form is None else form.partitions
-        if not 0 <= tp.partition < partitions:
+        if form is None or not 0 <= tp.partition < partitions:
             raise UserError(
                 f"there is no partition {tp.partition} of {tp.topic}: it has {partitions} partitions, from 0 on"
             )
@@ -170,6 +180,7 @@ class Admin:
                 f"partition {tp.partition} of {tp.topic} cannot be consumed from {offset}: expected an offset "
                 f"from {first}, its first record, to {end}, its end"
             )
+        return form.topic_id
 
     def _release_group(
         self, view: _View, group_id: str, seconds: float | None, heard: Callable[[Entry], None] = _nothing
@@ -256,6 +267,14 @@ class _View(LogView):
         """Where the group goes on."""
         return self.world_of(tp.topic).offset(group_id, *tp)
 
-    def topic_ids(self, group_id: str, tp: TopicPartition) -> tuple[str, ...]:
-        """The ids of the topic that the offset belongs to and of those before it; empty if the log has none."""
-        return self.world_of(tp.topic).topic_ids(group_id, *tp)
+    def topic_ids_with(self, group_id: str, tp: TopicPartition, topic_id: str) -> tuple[str, ...]:
+        """The ids of the topic that a new position belongs to, and of those before it, the latest first.
+
+        Args:
+            group_id: the group.
+            tp: the partition.
+            topic_id: that of the topic in which the position was looked up. The log may not have it yet: it is new to
+                the group then. A broker that is behind may have named a former one.
+        """
+        known = self.world_of(tp.topic).topic_ids(group_id, *tp)
+        return known if topic_id in known else (topic_id, *known)[:REMEMBERED_TOPICS]

@@ -111,6 +111,35 @@ def test_a_topic_that_was_recreated_is_consumed_from_its_beginning(
     eventually(lambda: sorted(second.numbers) == list(range(60, 120)), 30)
 
 
+def test_a_position_that_was_set_before_a_topic_was_recreated_is_none_in_the_new_one(
+    start: Callable[..., Running],
+    write: Callable[[range], None],
+    cluster: AdminClient,
+    bootstrap_servers: str,
+    orders: str,
+    group: str,
+) -> None:
+    """Neither for a group that has never begun, nor does one lose what is set in the new topic while it is down."""
+    admin = Admin(
+        bootstrap_servers=bootstrap_servers, coordination_topic=f"{group}-claims", heartbeat_interval_seconds=INTERVAL
+    )
+    write(range(60))
+    admin.pause(group)
+    admin.set_position(group, {(orders, partition): 5 for partition in range(PARTITIONS)})
+    delete(cluster, orders)
+    make(cluster, orders, PARTITIONS)
+    write(range(60, 120))
+    admin.set_position(group, {(orders, 0): 5})
+    admin.resume(group)
+    first = start("one")
+    total = 60 - 5
+    eventually(lambda: len(first.seen) >= total, 30)
+    assert [min(at for partition, at, _ in first.seen if partition == each) for each in range(PARTITIONS)] == [
+        5,
+        *[0] * (PARTITIONS - 1),
+    ]
+
+
 def test_a_topic_that_is_recreated_under_its_consumer_is_consumed_from_its_beginning(
     start: Callable[..., Running], write: Callable[[range], None], cluster: AdminClient, orders: str
 ) -> None:
