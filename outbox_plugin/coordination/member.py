@@ -84,6 +84,8 @@ class Member:
         self._held: dict[TopicPartition, HeldPartition] = {}
         # The partitions of recreated topics, until the log has the new ids; and the former ids that we were told.
         self._recreated: dict[TopicPartition, tuple[str, ...]] = {}
+        # When we wrote last that a topic was recreated, and for how long not again; until we read its part of the log.
+        self._announced: dict[str, tuple[float, float]] = {}
         self._named: dict[str, float] = {}  # When we last read in the log that a topic was recreated.
         # The former id that the brokers name though we know a later one, since when, and in how many answers.
         self._refused: dict[str, tuple[str, float, int]] = {}
@@ -132,6 +134,7 @@ class Member:
             if self._is_outdated(form.topic_id, partitions, now):
                 continue
             if former.topic_id != form.topic_id:
+                self._announced.pop(topic, None)
                 # The new topic may get as many partitions as the former one had only later.
                 for tp in partitions:
                     told = dict.fromkeys((former.topic_id, *self._recreated.get(tp, ())))
@@ -139,12 +142,15 @@ class Member:
                     self._recreated[tp] = (*told,)[:REMEMBERED_TOPICS]
                 partitions = partitions[: form.partitions]
             self.view.forms[topic] = form._replace(partitions=len(partitions))
+            may_announce = self._may_announce(topic, now)
             for tp in partitions:
                 known = self.view.topic_ids(tp)
                 if known[:1] == (form.topic_id,):
                     self._recreated.pop(tp, None)
                 elif known or tp in self._recreated:  # Each time, until the log has it: the message may be lost.
-                    self._begin_anew(tp, form.topic_id, known or self._recreated.setdefault(tp, ()), now)
+                    before = known or self._recreated.setdefault(tp, ())
+                    if may_announce:
+                        self._begin_anew(tp, form.topic_id, before, now)
 
     def _is_outdated(self, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
         """Whether a broker that is behind has named a topic: the log or another broker knows a later one.
@@ -164,6 +170,14 @@ class Member:
         answers += 1
         self._refused[topic] = (topic_id, since, answers)
         return now - since < self._timing.lookback or answers < FORMER_ID_ANSWERS
+
+    def _may_announce(self, topic: str, now: float) -> bool:
+        """Whether to write that a topic was recreated. Each such message frees its partitions.
+
+        So whoever cannot read the log, and does not see that it was heard, repeats it ever less often.
+        """
+        since, pause = self._announced.get(topic, (NEVER, 0.0))
+        return now - since >= pause
 
     def held(self, now: float) -> dict[TopicPartition, Claim]:
         """The partitions whose lease has not ended at `now`."""
@@ -329,6 +343,8 @@ class Member:
         self.view.note_time(entry.partition, entry.at)
         if live:
             self._notice_stall(now)
+            for topic in [topic for topic in self._announced if self.view.is_about(entry.partition, topic)]:
+                del self._announced[topic]
             self.view.set_log_time(entry.at, now)
         if message.group_id != self._group:
             return
@@ -452,6 +468,9 @@ class Member:
 
     def _begin_anew(self, tp: TopicPartition, topic_id: str, before: Iterable[str], now: float) -> None:
         """Write that another topic has taken the place of those before, which the log knows or we were told of."""
+        since, pause = self._announced.get(tp.topic, (NEVER, self._timing.interval))
+        if since < now:
+            self._announced[tp.topic] = (now, min(2 * pause, self._timing.lookback))
         common = (VERSION, self._timestamp(now), ",".join((topic_id, *before)), TOPIC_CLIENT, self._group, *tp)
         self._actions.append(Send(ReleasingPartition(*common, 0), self.view.coordination_partition(tp.topic)))
 

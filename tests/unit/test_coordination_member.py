@@ -317,11 +317,24 @@ def test_that_a_topic_was_recreated_is_said_until_the_log_has_it(log: Log) -> No
     recreated = {"orders": TopicForm(1, "id-2")}
     log.member.describe(recreated, log.now)
     assert kinds(log.sent()) == ["ReleasingPartition"]  # It is lost.
+    log.step(5)
     log.member.describe(recreated, log.now)
     log.say(*log.sent())
     assert log.member.offset_of(PARTITION) == (0, ("id-2", "id-1"))
     log.member.describe(recreated, log.now)
     assert log.sent() == []
+
+
+def test_who_cannot_read_the_log_says_ever_less_often_that_a_topic_was_recreated(log: Log) -> None:
+    """Each time, all its partitions are free: it would keep the others from consuming the topic."""
+    consume(log, 10)
+    began, said = log.now, []
+    while log.now < began + 600:
+        log.member.describe({"orders": TopicForm(1, "id-2")}, log.now)
+        if "ReleasingPartition" in kinds(log.sent()):
+            said.append(log.now - began)
+        log.lose(5)
+    assert said == [0, 20, 60, 140, 260, 380, 500]
 
 
 def describe(log: Log, topic_id: str) -> list[Message]:
@@ -363,6 +376,8 @@ def test_nor_before_the_log_has_the_later_topic(log: Log) -> None:
         for topic_id in ("id-2", "id-1"):
             log.member.describe({"orders": TopicForm(1, topic_id)}, log.now)
             log.lose(1)
+    log.step(6)
+    log.sent()
     log.member.describe({"orders": TopicForm(1, "id-2")}, log.now)
     said = log.sent()
     assert [message.instance_id for message in said] == ["id-2,id-1"]
