@@ -20,8 +20,17 @@ from outbox_plugin.coordination.fetch_buffer import MayHandOut
 from outbox_plugin.coordination.group_view import GroupView, TopicForm
 from outbox_plugin.coordination.held_partition import HeldPartition, UnansweredMessages
 from outbox_plugin.coordination.member import Member
-from outbox_plugin.coordination.messages import Heartbeat, Message, ReleaseGroup
-from outbox_plugin.coordination.partition_owners import FOREVER, LONGEST_DOUBT, Holder, Key, World, _ClaimState, _Group
+from outbox_plugin.coordination.messages import Entry, Heartbeat, Message, ReleaseGroup
+from outbox_plugin.coordination.partition_owners import (
+    FOREVER,
+    LONGEST_DOUBT,
+    TOPIC_CLIENT,
+    Holder,
+    Key,
+    World,
+    _ClaimState,
+    _Group,
+)
 from outbox_plugin.core.topic_partition import TopicPartition
 from tests.simulation.conftest import Seeds
 from tests.simulation.members import Plan, run
@@ -279,6 +288,29 @@ def believe_two_answers_with_a_stall_between_them(patch: pytest.MonkeyPatch) -> 
     patch.setattr(coordination_member, "FORMER_ID_ANSWERS", 1)
 
 
+def free_a_recreated_topic_after_one_interval(patch: pytest.MonkeyPatch) -> None:
+    begin = World._begin_anew
+
+    def early(world: World, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
+        counted = begin(world, key, topic_ids, message, at)
+        if counted:
+            world._claims[key].barred = at + world._interval
+        return counted
+
+    patch.setattr(World, "_begin_anew", early)
+
+
+def keep_the_id_of_a_recreated_topic_at_once(patch: pytest.MonkeyPatch) -> None:
+    apply = Member.apply
+
+    def and_keep(member: Member, entry: Entry, now: float, *, live: bool = True) -> None:
+        apply(member, entry, now, live=live)
+        if entry.message.client_id == TOPIC_CLIENT:
+            member._to_keep[TopicPartition(entry.message.topic, entry.message.partition)] = None
+
+    patch.setattr(Member, "apply", and_keep)
+
+
 def stop_each(seconds: float, kind: str = "stop", processes: int = 3) -> Faults:
     return tuple((5.0 + 4 * number, kind, number % processes, seconds) for number in range(10))
 
@@ -314,6 +346,13 @@ ANEW_WHILE_AWAY: Faults = (
     *((at, "away", 0, 6.0) for at in (8.5, 15.0, 22.0)),
 )
 SET_BACK: Faults = ((15.0, "jump back", 0, 11.0), (22.0, "log anew", 0, 1.0))
+ANEW_WHILE_ONE_IS_HELD: Faults = tuple(
+    fault for at in (8.0, 17.0, 26.0, 35.0) for fault in ((at, "hold", 0, 3.8), (at + 0.05, "anew", 0, 0.1))
+)
+LOG_ANEW_RIGHT_AFTER: Faults = (
+    *((20.0, "hold", 1, 3.0), (20.0, "hold", 2, 3.0)),
+    *((20.1, "anew", 0, 0.1), (22.2, "log anew", 0, 1.0)),
+)
 ANEW_AND_READ_LATE: Faults = ((15.0, "hold", 1, 45.0), (16.0, "anew", 0, 0.1), (52.0, "kill", 2, 1.0))
 ANEW_WHILE_THE_LOG_IS_AWAY: Faults = (
     (8.0, "anew", 0, 60.0),
@@ -408,6 +447,16 @@ PLANTS: list[tuple[Plant, Plan, str]] = [
         believe_two_answers_with_a_stall_between_them,
         replace(ONCE_OR_MORE, processes=4, partitions=2, faults=ANEW_AND_SEEN_VERY_LATE),
         "set back",
+    ),
+    (
+        free_a_recreated_topic_after_one_interval,
+        replace(ONCE_OR_MORE, faults=ANEW_WHILE_ONE_IS_HELD),
+        "hold TopicPartition",
+    ),
+    (
+        keep_the_id_of_a_recreated_topic_at_once,
+        replace(ONCE_OR_MORE, partitions=3, faults=LOG_ANEW_RIGHT_AFTER),
+        "lost|stands still",
     ),
     (take_a_copy_for_a_message_of_now, replace(ONCE_OR_MORE, faults=COPIED), "hold TopicPartition"),
 ]
