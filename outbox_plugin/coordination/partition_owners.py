@@ -225,7 +225,10 @@ class World:
             group = self._groups[message.group_id] = _Group()
         if isinstance(message, ReleaseGroup):
             self._kept_pauses.pop(message.group_id, None)
-            return self._release_group(group, message, now)
+            self._release_group(group, message, now)
+            if not group.pauses and self._since > -FOREVER:
+                self._doubt_all(message.group_id, now)
+            return True
         holder = Holder(message.instance_id, message.client_id)
         key = Key(message.group_id, message.topic, message.partition)
         claim = self._claims.get(key)
@@ -524,6 +527,12 @@ class World:
         elif claim.offset is not None:  # It may set the group back, because the partition was cut.
             claim.offset = min(claim.offset, message.offset)
         return True
+
+    def _doubt_all(self, group_id: str, at: float) -> None:
+        """A pause ended of which we have not read: what was claimed before may not have counted."""
+        for key, claim in self._claims.items():
+            if key.group_id == group_id:
+                claim.doubt = max(claim.doubt, at + self._stale_after)
 
     @staticmethod
     def _release_group(group: _Group, message: ReleaseGroup, at: float) -> bool:

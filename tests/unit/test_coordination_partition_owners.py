@@ -409,6 +409,20 @@ def test_a_claim_counts_after_a_silence_or_a_pause() -> None:
     assert owner(late_world(100, *paused), 104) == B
 
 
+def test_a_claim_may_have_failed_in_a_pause_that_is_not_read() -> None:
+    """The coordination topic was recreated while the group was paused, and its end is all that is kept of that."""
+    read = [claiming(A, 121), pausing(122, until=0), claiming(B, 123), beating(B, 124, 7)]
+    assert owner(world_of(pausing(90, until=None), *read), 124) == B
+    assert owner(late_world(100, *read), 124) == B
+    assert owner(late_world(100, *read, beating(B, 129, 8), claiming(C, 130), beating(A, 131)), 131) == B
+
+
+def test_an_end_of_a_pause_takes_nothing_from_one_who_lives() -> None:
+    log = [beating(A, 101), beating(A, 106), pausing(107, until=0), claiming(B, 108), beating(A, 111), claiming(B, 112)]
+    for end in (3, 4, 5, 6):
+        assert owner(late_world(100, *log[:end]), 112) == A
+
+
 def test_who_beats_twice_holds_it_whoever_beats_once() -> None:
     once = late_world(100, beating(A, 101), beating(B, 104))
     assert owner(once, 104) == B
