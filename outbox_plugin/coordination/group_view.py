@@ -97,7 +97,7 @@ class GroupView(LogView):
         """The id of the topic that the offset belongs to; empty if the log has none."""
         return next(iter(self.topic_ids(tp)), "")
 
-    def is_of_present_topic(self, tp: TopicPartition) -> bool:
+    def topic_id_is_current(self, tp: TopicPartition) -> bool:
         """Whether the offset belongs to the topic that the brokers describe, as far as the log knows."""
         form = self.forms.get(tp.topic)
         return form is not None and self.topic_id(tp) in ("", form.topic_id)

@@ -83,13 +83,13 @@ class Member:
         self._read_up_to = dict.fromkeys(self.view.worlds, -1)
         self._held: dict[TopicPartition, HeldPartition] = {}
         # The partitions of recreated topics, until the log has the new ids; and the former ids that we were told.
-        self._recreated: dict[TopicPartition, tuple[str, ...]] = {}
+        self._former_ids: dict[TopicPartition, tuple[str, ...]] = {}
         # When we wrote last that a topic was recreated, and for how long not again; until we read its part of the log.
         self._announced: dict[str, tuple[float, float]] = {}
-        self._named: dict[str, float] = {}  # When we last read in the log that a topic was recreated.
+        self._recreation_read_at: dict[str, float] = {}  # When we last read in the log that a topic was recreated.
         # The former id that the brokers name though we know a later one, since when, and in how many answers.
-        self._refused: dict[str, tuple[str, float, int]] = {}
-        self._gained_of: dict[TopicPartition, tuple[str]] = {}  # The topic's id when we gained a partition.
+        self._outdated_topic_id: dict[str, tuple[str, float, int]] = {}
+        self._topic_id_when_gained: dict[TopicPartition, tuple[str]] = {}  # The topic's id when we gained a partition.
         self._leaving: dict[TopicPartition, _Release] = {}  # The last release of a partition, until the log has it.
         self._unanswered = UnansweredMessages()
         self._verdicts: dict[tuple[TopicPartition, int], bool | None] = {}
@@ -127,33 +127,35 @@ class Member:
         """
         self._notice_stall(now)
         for topic, form in forms.items():
-            if asked is not None and asked < self._named.get(topic, NEVER):
+            if asked is not None and asked < self._recreation_read_at.get(topic, NEVER):
                 continue
             former = self.view.forms.get(topic, form)
             partitions = [TopicPartition(topic, n) for n in range(max(former.partitions, form.partitions))]
-            if self._is_outdated(form.topic_id, partitions, now):
+            if self._reject_outdated_topic_id(form.topic_id, partitions, now):
                 continue
             if former.topic_id != form.topic_id:
                 self._announced.pop(topic, None)
                 # The new topic may get as many partitions as the former one had only later.
                 for tp in partitions:
-                    told = dict.fromkeys((former.topic_id, *self._recreated.get(tp, ())))
+                    told = dict.fromkeys((former.topic_id, *self._former_ids.get(tp, ())))
                     told.pop(form.topic_id, None)
-                    self._recreated[tp] = (*told,)[:REMEMBERED_TOPICS]
+                    self._former_ids[tp] = (*told,)[:REMEMBERED_TOPICS]
                 partitions = partitions[: form.partitions]
             self.view.forms[topic] = form._replace(partitions=len(partitions))
             may_announce = self._may_announce(topic, now)
             for tp in partitions:
                 known = self.view.topic_ids(tp)
                 if known[:1] == (form.topic_id,):
-                    self._recreated.pop(tp, None)
-                elif known or tp in self._recreated:  # Each time, until the log has it: the message may be lost.
-                    before = known or self._recreated.setdefault(tp, ())
+                    self._former_ids.pop(tp, None)
+                elif known or tp in self._former_ids:  # Each time, until the log has it: the message may be lost.
+                    before = known or self._former_ids.setdefault(tp, ())
                     if may_announce:
-                        self._begin_anew(tp, form.topic_id, before, now)
+                        self._announce_recreation(tp, form.topic_id, before, now)
 
-    def _is_outdated(self, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
-        """Whether a broker that is behind has named a topic: the log or another broker knows a later one.
+    def _reject_outdated_topic_id(self, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
+        """Count the answer of a broker that is behind: the log or another broker knows a later topic.
+
+        Returns whether the answer does not count.
 
         Args:
             topic_id: the id that it has named.
@@ -161,14 +163,14 @@ class Member:
             now: the time.
         """
         topic = partitions[0].topic
-        if not any(topic_id in (*self.view.topic_ids(tp)[1:], *self._recreated.get(tp, ())) for tp in partitions):
-            self._refused.pop(topic, None)
+        if not any(topic_id in (*self.view.topic_ids(tp)[1:], *self._former_ids.get(tp, ())) for tp in partitions):
+            self._outdated_topic_id.pop(topic, None)
             return False
-        refused, since, answers = self._refused.get(topic, ("", now, 0))
+        refused, since, answers = self._outdated_topic_id.get(topic, ("", now, 0))
         if refused != topic_id:
             since, answers = now, 0
         answers += 1
-        self._refused[topic] = (topic_id, since, answers)
+        self._outdated_topic_id[topic] = (topic_id, since, answers)
         return now - since < self._timing.lookback or answers < FORMER_ID_ANSWERS
 
     def _may_announce(self, topic: str, now: float) -> bool:
@@ -304,7 +306,7 @@ class Member:
 
     def offset_of(self, tp: TopicPartition) -> tuple[int, tuple[str, ...]]:
         """Return the offset at which the group goes on by the log, and the ids of its topic and of those before it."""
-        return self.view.start_of(tp), self.view.topic_ids(tp) or self._gained_of.get(tp, ())
+        return self.view.start_of(tp), self.view.topic_ids(tp) or self._topic_id_when_gained.get(tp, ())
 
     def wanted_ends(self, now: float) -> list[TopicPartition]:
         """The partitions whose ends `ends` needs next; none while no other instance could help."""
@@ -358,7 +360,7 @@ class Member:
         counted = world.apply(message, entry.at)
         tp = TopicPartition(message.topic, message.partition)
         if counted and message.client_id == TOPIC_CLIENT:
-            self._named[message.topic] = now
+            self._recreation_read_at[message.topic] = now
             # The new id is kept once somebody has claimed the partition. If it were kept now, and the log were lost, a
             # heartbeat that is on its way would count as a position in the new topic.
         if (message.instance_id, message.client_id) == self.me:
@@ -456,17 +458,17 @@ class Member:
             self._say(tp, ClaimingPartition(*common), now)
 
     def _gain(self, tp: TopicPartition, entry: Entry, sent: float, now: float) -> None:
-        if not self.view.is_of_present_topic(tp):  # Until we are told of it, we cannot say which records are which.
+        if not self.view.topic_id_is_current(tp):  # Until we are told of it, we cannot say which records are which.
             self._say_released(tp, self.view.start_of(tp), now)
             return
         until = sent + STALE_INTERVALS * self._timing.interval
         held = self._held[tp] = HeldPartition(Claim(self.view.start_of(tp)), until, now)
-        self._gained_of[tp] = (self.view.forms[tp.topic].topic_id,)
+        self._topic_id_when_gained[tp] = (self.view.forms[tp.topic].topic_id,)
         self._trend.forget()
         self._actions.append(ClaimGained(tp, held.claim.position, entry.offset))
         self._beat(tp, held, now)
 
-    def _begin_anew(self, tp: TopicPartition, topic_id: str, before: Iterable[str], now: float) -> None:
+    def _announce_recreation(self, tp: TopicPartition, topic_id: str, before: Iterable[str], now: float) -> None:
         """Write that another topic has taken the place of those before, which the log knows or we were told of."""
         since, pause = self._announced.get(tp.topic, (NEVER, self._timing.interval))
         if since < now:
@@ -478,7 +480,7 @@ class Member:
         """Take over what a former instance of our client holds."""
         room = len(self.view.partitions()) if self._limit is None else self._limit
         for tp in self.view.partitions():
-            owner = self.view.owner(tp, now) if self.view.is_of_present_topic(tp) else None
+            owner = self.view.owner(tp, now) if self.view.topic_id_is_current(tp) else None
             if room > 0 and owner is not None and owner.client_id == self.me.client_id:
                 room -= 1
                 self._planner.wait_for(tp, now)
@@ -500,7 +502,7 @@ class Member:
         if now - self._ran > STALE_INTERVALS * self._timing.interval:
             self._stamp += 1  # No message from before the stall has it.
             self._stalled = dict.fromkeys(self._read_up_to, self._stamp)
-            self._refused.clear()  # Meanwhile, we were told nothing.
+            self._outdated_topic_id.clear()  # Meanwhile, we were told nothing.
         self._ran = now
 
     def _may_claim(self, tp: TopicPartition) -> bool:
@@ -537,7 +539,7 @@ class Member:
         for tp, holder in holders.items():
             if holder == self.me and tp not in self._held and tp not in self._leaving:
                 self._say_released(tp, self.view.start_of(tp), now)  # The log did not get it the first time.
-        unclear = {tp for tp in holders if not self.view.is_of_present_topic(tp)}
+        unclear = {tp for tp in holders if not self.view.topic_id_is_current(tp)}
         todo = self._planner.next_plan(holders, self.view.members(now), self.view.left_by, now, unclear=unclear)
         self._release([tp for tp in todo.release if tp in self._held], "others have room for it", now)
         for tp in todo.claim:

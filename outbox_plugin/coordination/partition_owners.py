@@ -235,7 +235,7 @@ class World:
         if claim is not None and claim.kept is not None and now > claim.kept[0]:
             claim.recall()
         if holder.client_id == TOPIC_CLIENT:
-            return self._begin_anew(key, topic_ids_of(holder.instance_id), message, now)
+            return self._apply_recreation(key, topic_ids_of(holder.instance_id), message, now)
         member = self._heard(group, holder, now)
         if claim is None and (isinstance(message, ClaimingPartition) or self._since > -FOREVER):
             claim = self._claims[key] = _ClaimState(doubt=self._since + self._stale_after)
@@ -496,7 +496,7 @@ class World:
         claim.move_to(offset)
         return True
 
-    def _begin_anew(self, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
+    def _apply_recreation(self, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
         """Free a partition of a topic that was recreated. Whether this counts is decided by the log alone.
 
         A remembered position may know the new topic before the log does. It is as good as before then, but whoever

@@ -92,7 +92,7 @@ def begin_a_pause_by_the_operators_clock(patch: pytest.MonkeyPatch) -> None:
 
 
 def go_on_in_a_topic_that_was_recreated(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Member, "_begin_anew", lambda *_: None)
+    patch.setattr(Member, "_announce_recreation", lambda *_: None)
 
 
 def hand_out_what_the_log_has_not_promised(patch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def claim_again_right_after_a_stall(patch: pytest.MonkeyPatch) -> None:
 
 
 def free_a_recreated_topic_once_its_holder_is_stale(patch: pytest.MonkeyPatch) -> None:
-    begin = World._begin_anew
+    begin = World._apply_recreation
 
     def early(world: World, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
         before = replace(world._claims.get(key, _ClaimState()))
@@ -184,7 +184,7 @@ def free_a_recreated_topic_once_its_holder_is_stale(patch: pytest.MonkeyPatch) -
             world._claims[key].barred = before.barred if before.holder is None else stale_at
         return counted
 
-    patch.setattr(World, "_begin_anew", early)
+    patch.setattr(World, "_apply_recreation", early)
 
 
 def say_only_once_that_a_topic_was_recreated(patch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def say_only_once_that_a_topic_was_recreated(patch: pytest.MonkeyPatch) -> None:
 
     def and_forget(member: Member, forms: Mapping[str, TopicForm], now: float, *, asked: float | None = None) -> None:
         describe(member, forms, now, asked=asked)
-        member._recreated.clear()
+        member._former_ids.clear()
 
     patch.setattr(Member, "describe", and_forget)
 
@@ -211,12 +211,12 @@ def believe_an_answer_that_came_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def name_a_topic_without_those_before(patch: pytest.MonkeyPatch) -> None:
-    begin = Member._begin_anew
+    begin = Member._announce_recreation
 
     def alone(member: Member, tp: TopicPartition, topic_id: str, before: Iterable[str], now: float) -> None:
         begin(member, tp, topic_id, (), now)
 
-    patch.setattr(Member, "_begin_anew", alone)
+    patch.setattr(Member, "_announce_recreation", alone)
 
 
 def end_the_doubt_by_where_a_reader_began(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def take_a_late_heartbeat_for_that_of_a_holder(patch: pytest.MonkeyPatch) -> Non
 
 
 def free_again_only_where_it_was_not_named(patch: pytest.MonkeyPatch) -> None:
-    begin = World._begin_anew
+    begin = World._apply_recreation
 
     def once(world: World, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
         claim = world._claims.get(key, _ClaimState())
@@ -244,7 +244,7 @@ def free_again_only_where_it_was_not_named(patch: pytest.MonkeyPatch) -> None:
             return False
         return begin(world, key, topic_ids, message, at)
 
-    patch.setattr(World, "_begin_anew", once)
+    patch.setattr(World, "_apply_recreation", once)
 
 
 def tell_a_position_after_a_stall(patch: pytest.MonkeyPatch) -> None:
@@ -265,31 +265,31 @@ def believe_a_position_that_was_sent_to_a_lost_log(patch: pytest.MonkeyPatch) ->
 
 
 def believe_a_broker_that_is_behind_until_the_log_answers(patch: pytest.MonkeyPatch) -> None:
-    is_outdated = Member._is_outdated
+    is_outdated = Member._reject_outdated_topic_id
 
     def by_the_log(member: Member, topic_id: str, partitions: Sequence[TopicPartition], now: float) -> bool:
-        told, member._recreated = member._recreated, {}
+        told, member._former_ids = member._former_ids, {}
         answer = is_outdated(member, topic_id, partitions, now)
-        member._recreated = told
+        member._former_ids = told
         return answer
 
-    patch.setattr(Member, "_is_outdated", by_the_log)
+    patch.setattr(Member, "_reject_outdated_topic_id", by_the_log)
 
 
 def believe_two_answers_with_a_stall_between_them(patch: pytest.MonkeyPatch) -> None:
     notice = Member._notice_stall
 
     def and_remember(member: Member, now: float) -> None:
-        refused = member._refused.copy()
+        refused = member._outdated_topic_id.copy()
         notice(member, now)
-        member._refused = refused
+        member._outdated_topic_id = refused
 
     patch.setattr(Member, "_notice_stall", and_remember)
     patch.setattr(coordination_member, "FORMER_ID_ANSWERS", 1)
 
 
 def free_a_recreated_topic_after_one_interval(patch: pytest.MonkeyPatch) -> None:
-    begin = World._begin_anew
+    begin = World._apply_recreation
 
     def early(world: World, key: Key, topic_ids: tuple[str, ...], message: Message, at: float) -> bool:
         counted = begin(world, key, topic_ids, message, at)
@@ -297,7 +297,7 @@ def free_a_recreated_topic_after_one_interval(patch: pytest.MonkeyPatch) -> None
             world._claims[key].barred = at + world._interval
         return counted
 
-    patch.setattr(World, "_begin_anew", early)
+    patch.setattr(World, "_apply_recreation", early)
 
 
 def keep_the_id_of_a_recreated_topic_at_once(patch: pytest.MonkeyPatch) -> None:
