@@ -45,7 +45,7 @@ _FUNCTION = re.compile(rf"{_NAME}(?:\.{_NAME})*:{_NAME}(?:\.{_NAME})*")
 # As librdkafka takes it: PROTOCOL://host:port, where only the host is needed. An IPv6 address before a port is in
 # brackets.
 _BROKER = re.compile(
-    r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+|(?=(?:[^:]*:){2})[0-9A-Fa-f:.]+\Z)(?::(?P<port>\d{1,5}))?"
+    r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+|(?=(?:[^:]*:){2})[0-9A-Fa-f:.]+\Z)(?::(?P<port>\d+))?(?:/.*)?"
 )
 _DAYS = re.compile(r"([1-9]\d{0,4})d")
 _ADDRESS = re.compile(r"(?:(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):)?(?P<port>[0-9]{1,5})")

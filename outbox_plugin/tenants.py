@@ -23,7 +23,7 @@ from outbox_plugin.harvester import Harvester
 from outbox_plugin.log_tenant import about_tenant, of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.printable import logger_of, one_line
-from outbox_plugin.relay.events import HarvestEvent, TermFinished
+from outbox_plugin.relay.events import HarvestEvent, TermBegan, TermFinished
 from outbox_plugin.schema.connection import connect, errors_as_refusals, errors_as_unavailable
 from outbox_plugin.schema.outboxes import tenant_schemas
 from outbox_plugin.settings import Settings
@@ -137,6 +137,7 @@ class TenantHarvesters(Background):
         self._harvesters: dict[str, Harvester] = {}
         self._stopped: dict[str, Harvester] = {}  # Of tenants at rest, and of those that made place.
         self._starts: dict[str, _Task[None]] = {}
+        self._led: set[str] = set()  # The schemas that we have led: what is to be adopted has been.
         self._refusals: dict[str, str] = {}  # Why terms have ended that will end again, by schema.
         self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
@@ -340,10 +341,13 @@ class TenantHarvesters(Background):
         if (stopped := self._stopped.pop(schema, None)) is not None:
             return stopped.successor()
         observe = partial(self._observe, schema)
-        return Harvester(self._settings.of_schema(schema), observe=observe, adopt=self._adopt)
+        adopt = self._adopt and schema not in self._led
+        return Harvester(self._settings.of_schema(schema), observe=observe, adopt=adopt)
 
     def _observe(self, schema: str, event: HarvestEvent) -> None:
         """Take in what a harvester does, on its threads."""
+        if isinstance(event, TermBegan):
+            self._led.add(schema)
         if isinstance(event, TermFinished) and event.error_type in _REFUSALS:
             self._refusals[schema] = event.reason or event.error_type
             self._check_now.set()

@@ -22,10 +22,14 @@ OBSERVATIONS = 6  # So many are looked at. Once an outbox has other keys, the ch
 
 def outbox_name(settings: Settings) -> str:
     """What distinguishes an outbox from others of the same deployment: its table, database and group."""
-    given = conninfo_to_dict(settings.dsn.get_secret_value())
-    server = [str(given[part]) for part in ("host", "port") if given.get(part)]
-    database = "/".join([":".join(server), str(given.get("dbname") or "")])
-    return printable(f"table {settings.table} of {database}, group {settings.group}")
+    given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
+    hosts = ",".join(
+        sorted((given.get("host") or given.get("hostaddr") or given.get("service") or "").lower().split(","))
+    )
+    database = given.get("dbname") or given.get("user") or ""
+    ports = given.get("port", "").strip(",") or "5432"
+    table = settings.table.removeprefix("public.")
+    return printable(f"table {table} of {hosts}:{ports}/{database}, group {settings.group}")
 
 
 def observed_outboxes(instance: DagsterInstance, asset: AssetKey) -> list[str]:
@@ -70,5 +74,6 @@ def judge_sharing(healthy: HealthResult, observed: Sequence[str], ours: str) -> 
         passed=False,
         severe=True,
         explanation=explanation if healthy.passed else f"{explanation}; {healthy.explanation}",
-        what_to_do="Give one of the two outboxes a prefix of its own. Other code locations share asset keys, too.",
+        what_to_do="Give one of the two outboxes a prefix of its own. Other code locations share asset keys, too. If "
+        "they are one outbox, give both code locations the same settings.",
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import cache
+from itertools import count
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+_numbers = count(1)  # Of sessions.
 _connection: ContextVar[psycopg.Connection[Any]] = ContextVar("connection")
 _async_connection: ContextVar[psycopg.AsyncConnection[Any]] = ContextVar("async_connection")
 
@@ -107,15 +109,35 @@ class _AsyncBorrowed:
         """The inbox goes on with it."""
 
 
+def _with_own_savepoints(engine: Engine) -> Engine:
+    """Let each session have savepoints of names of its own.
+
+    SQLAlchemy begins to count them anew in each session. Of two sessions in one handler, one would go back to a
+    savepoint of the other.
+    """
+    for name in ("do_savepoint", "do_rollback_to_savepoint", "do_release_savepoint"):
+        setattr(engine.dialect, name, _of_session(getattr(engine.dialect, name)))
+    return engine
+
+
+def _of_session(do: Callable[[Connection, str], None]) -> Callable[[Connection, str], None]:
+    def named(connection: Connection, name: str) -> None:
+        number = connection.info.setdefault("outbox_session", next(_numbers))
+        do(connection, f"{name}_of_{number}")
+
+    return named
+
+
 @cache
 def _engine() -> Engine:
     """Has no connection of its own. It asks its first one for the server's version, and keeps that."""
-    return create_engine(
+    engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: _Borrowed(_connection.get()),
         poolclass=NullPool,
         use_native_hstore=False,  # Each session would look up the type's number.
     )
+    return _with_own_savepoints(engine)
 
 
 @cache
@@ -123,6 +145,8 @@ def _async_engine() -> AsyncEngine:
     async def borrow() -> Any:
         return _AsyncBorrowed(_async_connection.get())
 
-    return create_async_engine(
+    engine = create_async_engine(
         "postgresql+psycopg://", async_creator=borrow, poolclass=NullPool, use_native_hstore=False
     )
+    _with_own_savepoints(engine.sync_engine)
+    return engine

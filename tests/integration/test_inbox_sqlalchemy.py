@@ -137,3 +137,41 @@ def test_a_connection_that_a_session_loses_does_not_count_as_its_events_failure(
         eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 60)
     assert effects(ready) == sorted(sent)
     assert len(lost) == len(GUILTY)
+
+
+def test_a_session_within_another_does_not_keep_what_the_outer_one_undoes(
+    ready: Settings, topic: str, group: str
+) -> None:
+    def nested(connection: psycopg.Connection[Any], event: Received) -> None:
+        with contextlib.suppress(Misuse), session_of(connection) as outer:
+            outer.add(Effect(event="undone"))
+            outer.flush()
+            with session_of(connection) as inner:
+                inner.add(Effect(event="undone, too"))
+                inner.flush()
+                raise Misuse
+        with session_of(connection) as session:
+            session.add(Effect(event=name(event)))
+
+    sent = numbered(ready, topic, GUILTY, EVENTS)
+    with Inbox(ready, group=group, topics=[topic], handler=nested, retry=Retry(attempts=1)):
+        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 60)
+    assert effects(ready) == sorted(sent)
+
+
+def test_an_async_session_within_another_does_not_keep_what_the_outer_one_undoes(settings: Settings) -> None:
+    query(settings, "CREATE TABLE order_effect (number BIGSERIAL PRIMARY KEY, event TEXT NOT NULL)")
+
+    async def nested() -> None:
+        async with await psycopg.AsyncConnection.connect(settings.dsn.get_secret_value()) as connection:
+            with contextlib.suppress(Misuse):
+                async with async_session_of(connection) as outer:
+                    outer.add(Effect(event="undone"))
+                    await outer.flush()
+                    async with async_session_of(connection) as inner:
+                        inner.add(Effect(event="undone, too"))
+                        await inner.flush()
+                        raise Misuse
+
+    asyncio.run(nested())
+    assert effects(settings) == []

@@ -8,7 +8,7 @@ from dagster import AssetCheckEvaluation, DagsterInstance, build_sensor_context
 from outbox_plugin import Settings
 from outbox_plugin.dagster import build_harvester_sensor, sensor
 from outbox_plugin.dagster.resources import HarvesterResource, OutboxResource
-from outbox_plugin.dagster.shared_assets import OBSERVATIONS, other_outbox
+from outbox_plugin.dagster.shared_assets import OBSERVATIONS, other_outbox, outbox_name
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.status.reader import Leader, ShardStatus, Status
 from tests.dagster_support import HARVESTER, Ticks
@@ -86,3 +86,21 @@ def test_two_outboxes_that_share_their_assets_are_told_of_by_both(monkeypatch: p
 )
 def test_who_takes_turns_with_us_is_another_outbox(observed: list[str], other: str | None) -> None:
     assert other_outbox(observed, "ours") == other
+
+
+@pytest.mark.parametrize(
+    ("dsn", "table"),
+    [
+        ("postgresql://app@db/shop", "orders"),
+        ("postgresql://app:other@DB:5432/shop", "public.orders"),
+        ("host=db dbname=shop user=app", "orders"),
+    ],
+)
+def test_one_outbox_has_one_name_however_its_settings_are_written(dsn: str, table: str) -> None:
+    settings = Settings(dsn=dsn, bootstrap_servers="k:1", table=table)
+    assert outbox_name(settings) == "table orders of db:5432/shop, group outbox"
+
+
+def test_the_order_of_hosts_makes_no_other_outbox() -> None:
+    names = {outbox_name(Settings(dsn=f"postgresql://{hosts}/d", bootstrap_servers="k:1")) for hosts in ("a,b", "b,a")}
+    assert names == {"table outbox of a,b:5432/d, group outbox"}

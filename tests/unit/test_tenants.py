@@ -10,7 +10,7 @@ import pytest
 
 from outbox_plugin import Settings, tenants
 from outbox_plugin.core.resting_tenants import ActivitySnapshot, OutboxActivity
-from outbox_plugin.relay.events import Observer, TermFinished
+from outbox_plugin.relay.events import Observer, TermBegan, TermFinished
 from outbox_plugin.tenants import MAX_AWAKE, STARTS_AT_ONCE, TenantHarvesters
 from tests.support import PATIENCE, eventually
 
@@ -254,3 +254,18 @@ def test_a_tenant_is_woken_as_soon_as_a_look_shows_its_rows(monkeypatch: pytest.
         goes_on.set()
         monkeypatch.setattr(tenants, "CHECK_SECONDS", 0.01)
         service.stop()
+
+
+def test_a_tenant_is_adopted_once() -> None:
+    """What is lost later is not adopted without anybody asking for it."""
+    service: Any = TenantHarvesters(SETTINGS, adopt=True)
+    service._found = {"tenant_a": None, "tenant_b": None}
+    service._follow(0.0)
+    let_starts_end(service)
+    service._harvesters["tenant_a"].observe(TermBegan(0, "leader", 0, 1))
+    for harvester in list(service._harvesters.values()):
+        harvester.observe(finished("ProgressLost"))
+    service._take_failures()
+    service._follow(threading.TIMEOUT_MAX)
+    assert {schema: each.adopt for schema, each in service._harvesters.items()} == {"tenant_a": False, "tenant_b": True}
+    let_starts_end(service)
