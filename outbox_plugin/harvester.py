@@ -128,7 +128,7 @@ class Harvester(Background):
         self._runtime = Threads()
         self._signer: Signer
         self._is_new = False
-        self._is_checked = False  # Whether it has started, or the harvester that it succeeds has.
+        self._is_checked = False  # Whether it has started, or the harvester that it restarts has.
         self._telemetry: HarvesterTelemetry | None = None  # If OUTBOX_LISTEN is set.
         self._spans: RelaySpans | None = None  # If OpenTelemetry has a tracer.
 
@@ -157,15 +157,15 @@ class Harvester(Background):
             now=self._runtime.now,
         )
 
-    def successor(self) -> Harvester:
-        """Make a harvester of the same outbox. Start it when this one has been stopped.
+    def for_restart(self) -> Harvester:
+        """Make a harvester that restarts this one. Start it when this one has been stopped.
 
         If this one has started, that one starts sooner: it leaves to its terms what they check again. It adopts nothing
         again, and does not decide the number of shards.
         """
-        successor = Harvester(self._settings, observe=self._observe_too, adopt=self._adopt)
-        successor._is_checked, successor._adopted = self._is_checked, self._adopted
-        return successor
+        restarted = Harvester(self._settings, observe=self._observe_too, adopt=self._adopt)
+        restarted._is_checked, restarted._adopted = self._is_checked, self._adopted
+        return restarted
 
     def stop(self) -> None:
         """Finish the work under way, hand over leadership, and end. Returns when everything is closed."""

@@ -47,7 +47,7 @@ STARTS_AT_ONCE = 8  # Each is a connection to Postgres, and requests to Kafka.
 SLOW_SECONDS = 10.0  # A start that takes longer waits for a lock, or for a server: others go on beside it.
 # A term that ends with one of these ends with it again, until somebody acts. The check at a start refuses the harvester
 # for the same, and disturbs nobody.
-_REFUSALS = (ForeignOutbox.__name__, ProgressLost.__name__)
+_LASTING_ERRORS = (ForeignOutbox.__name__, ProgressLost.__name__)
 STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its start ends with the process.
 
 
@@ -138,7 +138,7 @@ class TenantHarvesters(Background):
         self._stopped: dict[str, Harvester] = {}  # Of tenants at rest, and of those that made place.
         self._starts: dict[str, _Task[None]] = {}
         self._led: set[str] = set()  # The schemas that we have led: what is to be adopted has been.
-        self._refusals: dict[str, str] = {}  # Why terms have ended that will end again, by schema.
+        self._lasting_errors: dict[str, str] = {}  # Why terms have ended that will end again, by schema.
         self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: TenantsTelemetry | None = None  # If OUTBOX_LISTEN is set.
@@ -326,8 +326,8 @@ class TenantHarvesters(Background):
                 continue
             if harvester.error is not None:
                 self._failed(schema, _reason(harvester.error))
-            elif (refusal := self._refusals.get(schema)) is not None:
-                self._failed(schema, refusal)
+            elif (reason := self._lasting_errors.get(schema)) is not None:
+                self._failed(schema, reason)
 
     def _failed(self, schema: str, reason: str) -> None:
         self._let_go(schema)
@@ -337,9 +337,9 @@ class TenantHarvesters(Background):
                 logger.warning("not harvested, tried again in %.0f s: %s", retry.seconds, reason)
 
     def _next_harvester(self, schema: str) -> Harvester:
-        self._refusals.pop(schema, None)  # The last one may have met it while it was stopped.
+        self._lasting_errors.pop(schema, None)  # The last one may have met it while it was stopped.
         if (stopped := self._stopped.pop(schema, None)) is not None:
-            return stopped.successor()
+            return stopped.for_restart()
         observe = partial(self._observe, schema)
         adopt = self._adopt and schema not in self._led
         return Harvester(self._settings.of_schema(schema), observe=observe, adopt=adopt)
@@ -348,22 +348,22 @@ class TenantHarvesters(Background):
         """Take in what a harvester does, on its threads."""
         if isinstance(event, TermBegan):
             self._led.add(schema)
-        if isinstance(event, TermFinished) and event.error_type in _REFUSALS:
-            self._refusals[schema] = event.reason or event.error_type
+        if isinstance(event, TermFinished) and event.error_type in _LASTING_ERRORS:
+            self._lasting_errors[schema] = event.reason or event.error_type
             self._check_now.set()
 
     def _let_rest(self, schema: str) -> None:
-        """Stop the schema's harvester, if it has one. Another one succeeds it later."""
+        """Stop the schema's harvester, if it has one. It is restarted later."""
         harvester = self._harvesters.get(schema)
         self._let_go(schema)
         if harvester is not None:
             self._stopped[schema] = harvester
 
     def _let_go(self, schema: str) -> None:
-        """Stop the schema's harvester, if it has one, also while it starts. A later one is not its successor."""
+        """Stop the schema's harvester, if it has one, also while it starts. It is not restarted."""
         self._starts.pop(schema, None)
         self._stopped.pop(schema, None)
-        self._refusals.pop(schema, None)
+        self._lasting_errors.pop(schema, None)
         if (harvester := self._harvesters.pop(schema, None)) is not None:
             self._stop_aside(schema, harvester)
 

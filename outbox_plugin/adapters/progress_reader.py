@@ -49,8 +49,9 @@ class ProgressReader:
         with ExitStack() as opened, self._errors_explained():
             self._uncommitted = opened.enter_context(closing(_consumer(settings, names, "read_uncommitted")))
             self._committed = opened.enter_context(closing(_consumer(settings, names, "read_committed")))
+            for consumer in (self._uncommitted, self._committed):
+                find_leaders(consumer, self._topic)
             self._opened = opened.pop_all()
-        self._has_found_leaders = False
 
     def close(self) -> None:
         """Disconnect. Safe to call twice."""
@@ -87,7 +88,6 @@ class ProgressReader:
             raise connection_error(error.args[0], self._settings) from error
 
     def _find(self, finder: LastRecordFinder, partition: int, *, to_the_end: bool) -> LastProgress:
-        self._find_leaders()
         # The consumer of committed records would return the begin of an open transaction as the end.
         first, end = bounds(self._uncommitted, TopicPartition(self._topic, partition))
         tail_records = _TAIL_RECORDS
@@ -103,12 +103,6 @@ class ProgressReader:
             if (found := finder.conclude(seen, start, first, end)) is not None:
                 return found
             tail_records *= 8
-
-    def _find_leaders(self) -> None:
-        if not self._has_found_leaders:
-            for consumer in (self._uncommitted, self._committed):
-                find_leaders(consumer, self._topic)
-            self._has_found_leaders = True
 
     def _records(self, consumer: Consumer, partition: int, span: OffsetSpan, key: bytes) -> list[LogRecord]:
         """The records of `key` in `span`.

@@ -23,9 +23,8 @@ OBSERVATIONS = 6  # So many are looked at. Once an outbox has other keys, the ch
 def outbox_name(settings: Settings) -> str:
     """What distinguishes an outbox from others of the same deployment: its table, database and group."""
     given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
-    hosts = ",".join(
-        sorted((given.get("host") or given.get("hostaddr") or given.get("service") or "").lower().split(","))
-    )
+    server = given.get("host") or given.get("hostaddr") or given.get("service") or ""
+    hosts = ",".join(sorted(server.lower().split(",")))
     database = given.get("dbname") or given.get("user") or ""
     ports = given.get("port", "").strip(",") or "5432"
     table = settings.table.removeprefix("public.")

@@ -68,7 +68,7 @@ async def async_session_of(connection: psycopg.AsyncConnection[Any]) -> AsyncIte
 class _Borrowed:
     """A handler's connection. Who borrows it neither ends its transaction nor adds to it."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
@@ -77,6 +77,8 @@ class _Borrowed:
     def add_notice_handler(self, callback: object) -> None:
         """Each session would add one, and the connection outlives it."""
 
+
+class _BorrowedConnection(_Borrowed):
     def commit(self) -> None:
         """The inbox commits."""
 
@@ -87,18 +89,7 @@ class _Borrowed:
         """The inbox goes on with it."""
 
 
-class _AsyncBorrowed:
-    """The same, of an `async def` handler."""
-
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def add_notice_handler(self, callback: object) -> None:
-        """Each session would add one, and the connection outlives it."""
-
+class _BorrowedAsyncConnection(_Borrowed):
     async def commit(self) -> None:
         """The inbox commits."""
 
@@ -133,7 +124,7 @@ def _engine() -> Engine:
     """Has no connection of its own. It asks its first one for the server's version, and keeps that."""
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: _Borrowed(_connection.get()),
+        creator=lambda: _BorrowedConnection(_connection.get()),
         poolclass=NullPool,
         use_native_hstore=False,  # Each session would look up the type's number.
     )
@@ -143,7 +134,7 @@ def _engine() -> Engine:
 @cache
 def _async_engine() -> AsyncEngine:
     async def borrow() -> Any:
-        return _AsyncBorrowed(_async_connection.get())
+        return _BorrowedAsyncConnection(_async_connection.get())
 
     engine = create_async_engine(
         "postgresql+psycopg://", async_creator=borrow, poolclass=NullPool, use_native_hstore=False

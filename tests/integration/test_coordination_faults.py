@@ -53,6 +53,13 @@ def cluster(bootstrap_servers: str) -> AdminClient:
     return AdminClient({"bootstrap.servers": bootstrap_servers})
 
 
+@pytest.fixture
+def admin(bootstrap_servers: str, group: str) -> Admin:
+    return Admin(
+        bootstrap_servers=bootstrap_servers, coordination_topic=f"{group}-claims", heartbeat_interval_seconds=INTERVAL
+    )
+
+
 def make(cluster: AdminClient, topic: str, partitions: int, **config: str) -> None:
     wanted = NewTopic(topic, num_partitions=partitions, config={k.replace("_", "."): v for k, v in config.items()})
     [made] = cluster.create_topics([wanted]).values()
@@ -115,14 +122,11 @@ def test_a_position_that_was_set_before_a_topic_was_recreated_is_none_in_the_new
     start: Callable[..., Running],
     write: Callable[[range], None],
     cluster: AdminClient,
-    bootstrap_servers: str,
+    admin: Admin,
     orders: str,
     group: str,
 ) -> None:
     """Neither for a group that has never begun, nor does one lose what is set in the new topic while it is down."""
-    admin = Admin(
-        bootstrap_servers=bootstrap_servers, coordination_topic=f"{group}-claims", heartbeat_interval_seconds=INTERVAL
-    )
     write(range(60))
     admin.pause(group)
     admin.set_position(group, {(orders, partition): 5 for partition in range(PARTITIONS)})
@@ -156,14 +160,11 @@ def test_a_pause_and_a_position_outlive_what_kafka_forgets(
     start: Callable[..., Running],
     write: Callable[[range], None],
     cluster: AdminClient,
-    bootstrap_servers: str,
+    admin: Admin,
     orders: str,
     group: str,
 ) -> None:
     """Kafka forgets a group that nobody joins after some days, and the log after one."""
-    admin = Admin(
-        bootstrap_servers=bootstrap_servers, coordination_topic=f"{group}-claims", heartbeat_interval_seconds=INTERVAL
-    )
     write(range(60))
     first = start("one")
     eventually(lambda: len(first.seen) == 60, 30)

@@ -25,11 +25,11 @@ class Noted:
     stop_error: Exception | None = None
     error: Exception | None = None
 
-    def __init__(self, settings: Settings, *, observe: Observer, adopt: bool, succeeds: Noted | None = None) -> None:
-        self.settings, self.observe, self.adopt, self.succeeds = settings, observe, adopt, succeeds
+    def __init__(self, settings: Settings, *, observe: Observer, adopt: bool, restarts: Noted | None = None) -> None:
+        self.settings, self.observe, self.adopt, self.restarts = settings, observe, adopt, restarts
 
-    def successor(self) -> Noted:
-        return Noted(self.settings, observe=self.observe, adopt=self.adopt, succeeds=self)
+    def for_restart(self) -> Noted:
+        return Noted(self.settings, observe=self.observe, adopt=self.adopt, restarts=self)
 
     def start(self) -> None:
         if self.start_error is not None:
@@ -115,13 +115,13 @@ def rested() -> Any:
     return service
 
 
-def test_a_tenant_that_wakes_is_harvested_by_the_successor_of_its_last_harvester(rested: Any) -> None:
+def test_the_harvester_of_a_tenant_that_wakes_is_restarted(rested: Any) -> None:
     last = rested._harvesters["tenant_a"]
     rested._follow(1.0)
     assert list(rested._harvesters) == ["tenant_b"]
     rested._rest.follow([])
     rested._follow(2.0)
-    assert rested._harvesters["tenant_a"].succeeds is last
+    assert rested._harvesters["tenant_a"].restarts is last
     let_starts_end(rested)
 
 
@@ -134,7 +134,7 @@ def test_a_tenant_that_failed_or_was_away_is_checked_anew(rested: Any) -> None:
     rested._take_failures()
     rested._found = {"tenant_a": None, "tenant_b": None}
     rested._follow(threading.TIMEOUT_MAX)
-    assert [each.succeeds for each in rested._harvesters.values()] == [None, None]
+    assert [each.restarts for each in rested._harvesters.values()] == [None, None]
     let_starts_end(rested)
 
 
@@ -158,7 +158,7 @@ def test_a_tenant_that_may_not_be_led_has_failed(service: Any) -> None:
     last.observe(finished("ProgressLost"))  # While it stops.
     service._follow(threading.TIMEOUT_MAX)
     let_starts_end(service)
-    assert (service._schedule.failed, service._harvesters["tenant_a"].succeeds) == ((), None)
+    assert (service._schedule.failed, service._harvesters["tenant_a"].restarts) == ((), None)
 
 
 def test_an_exception_while_a_harvester_is_stopped_is_logged(
