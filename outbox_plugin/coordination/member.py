@@ -457,8 +457,16 @@ class Member:
             self._say(tp, ReleasingPartition(*common, max(self._offset(held.claim), *asked, 0)), now)
             self._say(tp, ClaimingPartition(*common), now)
 
+    def _is_offset_of_present_topic(self, tp: TopicPartition) -> bool:
+        """Whether the log's offset belongs to the topic that the brokers describe.
+
+        Not while we are told that the topic was recreated, and the log has no id of it yet.
+        """
+        is_unnamed = tp in self._former_ids and not self.view.topic_id(tp)
+        return self.view.topic_id_is_current(tp) and not is_unnamed
+
     def _gain(self, tp: TopicPartition, entry: Entry, sent: float, now: float) -> None:
-        if not self.view.topic_id_is_current(tp):  # Until we are told of it, we cannot say which records are which.
+        if not self._is_offset_of_present_topic(tp):  # Until then, we cannot say which records are which.
             self._say_released(tp, self.view.start_of(tp), now)
             return
         until = sent + STALE_INTERVALS * self._timing.interval
@@ -539,7 +547,7 @@ class Member:
         for tp, holder in holders.items():
             if holder == self.me and tp not in self._held and tp not in self._leaving:
                 self._say_released(tp, self.view.start_of(tp), now)  # The log did not get it the first time.
-        unclear = {tp for tp in holders if not self.view.topic_id_is_current(tp)}
+        unclear = {tp for tp in holders if not self._is_offset_of_present_topic(tp)}
         todo = self._planner.next_plan(holders, self.view.members(now), self.view.left_by, now, unclear=unclear)
         self._release([tp for tp in todo.release if tp in self._held], "others have room for it", now)
         for tp in todo.claim:

@@ -248,7 +248,7 @@ class World:
         if claim.holder is None or now - claim.heartbeat > self._stale_after:
             return False
         if isinstance(message, Heartbeat):
-            return self._beat(group, claim, holder, self._told_by(message), now)
+            return self._beat(group, claim, holder, self._told_by(claim, message), now)
         if isinstance(message, ClaimingMessages):
             return self._advance(group, claim, holder, message.offset)
         return self._release(claim, holder, message)
@@ -441,7 +441,7 @@ class World:
             claim.doubt = -FOREVER
         elif isinstance(message, Heartbeat) and not theirs and age >= 0 and claim.may_have_claimed(holder):
             claim.pass_to(holder, at, group.pauses)
-            claim.move_to(self._told_by(message))
+            claim.move_to(self._told_by(claim, message))
             claim.doubt = max(claim.doubt, at + self._stale_after)
         if claim.doubt == -FOREVER:
             claim.claimants = None
@@ -471,13 +471,15 @@ class World:
         claim.move_to(offset)
         return True
 
-    def _told_by(self, message: Heartbeat | ReleasingPartition) -> int | None:
-        """The offset of a message; None if it was sent before the part of the log that we read began.
+    def _told_by(self, claim: _ClaimState, message: Heartbeat | ReleasingPartition) -> int | None:
+        """The offset of a message; None if it may be of a former topic.
 
-        Then it may be of a former topic, which is to be seen in the part that we have not read. Its sender's clock is
-        the log's time as far as it had read, which is never ahead. Nothing but an offset depends on it.
+        So it may if the message was sent before the topic was recreated, or before the part of the log that we read
+        began. Its sender's clock is the log's time as far as it had read, which is never ahead. Nothing but an offset
+        depends on it.
         """
-        return message.offset if message.timestamp >= self._since else None
+        recreated = claim.barred - self._stale_after
+        return message.offset if message.timestamp >= max(self._since, recreated) else None
 
     @staticmethod
     def _resume(claim: _ClaimState, holder: Holder) -> bool:
@@ -522,16 +524,19 @@ class World:
         if claim.holder != holder:
             return False
         claim.holder, claim.former, claim.left_by = None, (), holder
-        if self._told_by(message) is not None:
+        if self._told_by(claim, message) is not None:
             claim.offset = message.offset
         elif claim.offset is not None:  # It may set the group back, because the partition was cut.
             claim.offset = min(claim.offset, message.offset)
         return True
 
     def _doubt_all(self, group_id: str, at: float) -> None:
-        """A pause ended of which we have not read: what was claimed before may not have counted."""
+        """A pause ended of which we have not read: what was claimed before may not have counted.
+
+        Nobody has claimed what was recreated less than two intervals ago.
+        """
         for key, claim in self._claims.items():
-            if key.group_id == group_id:
+            if key.group_id == group_id and at > claim.barred:
                 claim.doubt = max(claim.doubt, at + self._stale_after)
 
     @staticmethod

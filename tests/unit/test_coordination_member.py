@@ -443,6 +443,21 @@ def test_a_claim_of_one_who_knows_the_former_topic_only_is_given_up() -> None:
     assert (log.member.claims(), log.member.offset_of(PARTITION)) == ({}, (0, ("id-2", "id-1")))
 
 
+def test_a_claim_that_counts_before_the_log_has_the_new_topic_is_given_up() -> None:
+    """The log's position is one in the former topic, and would be kept as one in the new topic."""
+    log = Log()
+    log.member.tick(log.now)
+    claim = log.sent()
+    log.member.describe({"orders": TopicForm(1, "id-2")}, log.now)
+    announced = log.sent()
+    log.say(*claim)
+    assert (kinds(announced), log.member.claims()) == (["ReleasingPartition"], {})
+    log.say(*log.sent(), *announced)
+    for _ in range(6):
+        log.step(5)
+    assert log.member.claims()[PARTITION].position == 0
+
+
 def test_that_a_topic_was_recreated_is_not_kept_while_heartbeats_of_the_former_one_may_come(log: Log) -> None:
     """If the coordination topic is lost just then, one that comes late would count as a position in the new topic."""
     log.member.take()

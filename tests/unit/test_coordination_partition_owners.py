@@ -162,6 +162,25 @@ def test_who_began_to_read_later_agrees_on_what_a_late_word_of_a_recreated_topic
     assert owner(later, 253) == owner(world_of(*log), 253) is not None
 
 
+@pytest.mark.parametrize("since", [-FOREVER, 90, 165])
+def test_what_was_sent_before_a_topic_was_recreated_tells_no_position_however_late_it_comes(since: float) -> None:
+    """Its sender stood still, and two intervals later the partition is anyone's."""
+    world = World(INTERVAL, since=since)
+    late = [(191, claiming(A, 160)), (191, beating(A, 160, 50)), (192, anew(192, "id-2", "id-1"))]
+    for at, message in [(160, beating(A, 160, 40)), (170, anew(170, "id-2", "id-1")), *late]:
+        if at >= since:
+            world.apply(message, at)
+    assert world.offset(GROUP, "orders", 0) in (None, 0)
+
+
+def test_the_end_of_a_pause_does_not_give_a_recreated_partition_to_who_held_it_before() -> None:
+    world = late_world(90, claiming(A, 100), beating(A, 101, 90), beating(A, 111, 95), beating(A, 122, 99))
+    assert owner(world, 122) == A
+    for message in (anew(125, "id-2", "id-1"), pausing(126, 0), beating(A, 124, 100)):
+        world.apply(message, 127)
+    assert (owner(world, 127), world.offset(GROUP, "orders", 0)) == (None, 0)
+
+
 def test_a_stale_holder_of_a_topic_that_was_recreated_sets_no_position_of_the_old_one() -> None:
     anew = ReleasingPartition(1, 190, "id-2", TOPIC_CLIENT, GROUP, "orders", 0, 0)
     world = world_of(claiming(A, 100), beating(A, 105, 50), anew)
