@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -165,7 +164,7 @@ def _refused(status: Status) -> list[str]:
 def _keep_showing(read: Callable[[], ByTable]) -> None:
     """Show the status, and refresh it every two seconds, until Ctrl-C."""
     console = Console()
-    with exit_on({*ending_signals()} - {signal.SIGINT}), suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), exit_on(ending_signals()):
         with on_the_terminal(console.status("asking Postgres and Kafka")):
             found = read()
         live = Live(screen(found, time.localtime()), console=console, screen=True, auto_refresh=False)

@@ -36,9 +36,10 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def exit_on(numbers: Collection[signal.Signals]) -> Iterator[None]:
-    """End the body by SystemExit when one of these signals comes, so that what it has opened is closed.
+    """End the body by an exception when one of these signals comes, so that what it has opened is closed.
 
-    A library in C may raise an error of its own in place of that. It counts as the same.
+    SIGINT ends it by KeyboardInterrupt, any other by SystemExit. A library may raise an error of its own in place of
+    that. It counts as the same. A signal that is ignored stays so.
 
     Args:
         numbers: the signals. The caller is the main thread.
@@ -47,15 +48,19 @@ def exit_on(numbers: Collection[signal.Signals]) -> Iterator[None]:
 
     def end(number: int, _: FrameType | None) -> None:
         heard.append(number)
-        raise SystemExit(128 + number)
+        raise _end_by(number)
 
-    with _handled_by(end, numbers):
+    with _handled_by(end, [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]):
         try:
             yield
         except BaseException:
             if heard:
-                raise SystemExit(128 + heard[0]) from None
+                raise _end_by(heard[0]) from None
             raise
+
+
+def _end_by(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,7 +127,7 @@ def _progress(records: int) -> Iterator[Advance]:
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), "records", TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with exit_on({*ending_signals()} - {signal.SIGINT}), on_the_terminal(bar):
+    with exit_on(ending_signals()), on_the_terminal(bar):
         task = bar.add_task("", total=records)
         yield lambda passed: bar.advance(task, passed)
 

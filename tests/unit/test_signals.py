@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import pytest
 
@@ -143,3 +146,40 @@ def test_a_signal_waits_until_a_display_has_started_or_stopped(while_it: str) ->
         cursor.done.append("body")
     assert ended.value.code == 128 + signal.SIGTERM
     assert cursor.done == {"start": ["start", "stop"], "stop": ["start", "body", "stop"]}[while_it]
+
+
+@pytest.mark.parametrize(
+    ("number", "ends_by"), [(signal.SIGINT, KeyboardInterrupt()), (signal.SIGTERM, SystemExit(128 + signal.SIGTERM))]
+)
+@pytest.mark.parametrize("own", [None, SystemError("a result with an exception set")])
+def test_a_signal_counts_though_a_library_raises_an_error_of_its_own(
+    number: signal.Signals, ends_by: BaseException, own: Exception | None
+) -> None:
+    with _handled(number, signal.default_int_handler):
+        with pytest.raises(type(ends_by)) as ended, exit_on([number]):
+            _raise_in_a_library(number, own)
+        assert repr(ended.value) == repr(ends_by)
+        assert signal.getsignal(number) is signal.default_int_handler
+
+
+def _raise_in_a_library(number: signal.Signals, own: Exception | None) -> None:
+    try:
+        signal.raise_signal(number)
+    except BaseException as error:
+        raise own or error from error
+
+
+def test_a_signal_that_is_ignored_ends_nothing() -> None:
+    with _handled(signal.SIGINT, signal.SIG_IGN), exit_on([signal.SIGINT]):
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _handled(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    former = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
