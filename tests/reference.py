@@ -27,6 +27,7 @@ _PYTHON = (
 )
 _CONSUMING = (
     "outbox_plugin.inbox",
+    "outbox_plugin.inbox.django",
     "outbox_plugin.inbox.sqlalchemy",
     "outbox_plugin.consuming",
     "outbox_plugin.consuming.spark",
@@ -35,6 +36,7 @@ _COORDINATION = ("outbox_plugin.coordination",)
 _DAGSTER = ("outbox_plugin.dagster", "outbox_plugin.dagster.spark")
 _WITHOUT_ALL = {  # Modules that import what an extra brings, and name no `__all__`.
     "outbox_plugin.consuming.spark": ["consume_range_with_spark", "foreach_batch"],
+    "outbox_plugin.inbox.django": ["database_of"],
     "outbox_plugin.inbox.sqlalchemy": ["async_session_of", "session_of"],
     "outbox_plugin.dagster.spark": ["OutboxIOManager", "SparkResource"],
 }

@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+from outbox_plugin.inbox.borrowed_connection import BorrowedAsyncConnection, BorrowedConnection
+
 _numbers = count(1)  # Of sessions.
 _connection: ContextVar[psycopg.Connection[Any]] = ContextVar("connection")
 _async_connection: ContextVar[psycopg.AsyncConnection[Any]] = ContextVar("async_connection")
@@ -65,41 +67,6 @@ async def async_session_of(connection: psycopg.AsyncConnection[Any]) -> AsyncIte
         await bound.close()
 
 
-class _Borrowed:
-    """A handler's connection. Who borrows it neither ends its transaction nor adds to it."""
-
-    def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def add_notice_handler(self, callback: object) -> None:
-        """Each session would add one, and the connection outlives it."""
-
-
-class _BorrowedConnection(_Borrowed):
-    def commit(self) -> None:
-        """The inbox commits."""
-
-    def rollback(self) -> None:
-        """The inbox rolls back if the handler fails."""
-
-    def close(self) -> None:
-        """The inbox goes on with it."""
-
-
-class _BorrowedAsyncConnection(_Borrowed):
-    async def commit(self) -> None:
-        """The inbox commits."""
-
-    async def rollback(self) -> None:
-        """The inbox rolls back if the handler fails."""
-
-    async def close(self) -> None:
-        """The inbox goes on with it."""
-
-
 def _with_own_savepoints(engine: Engine) -> Engine:
     """Let each session have savepoints of names of its own.
 
@@ -124,7 +91,7 @@ def _engine() -> Engine:
     """Has no connection of its own. It asks its first one for the server's version, and keeps that."""
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: _BorrowedConnection(_connection.get()),
+        creator=lambda: BorrowedConnection(_connection.get()),
         poolclass=NullPool,
         use_native_hstore=False,  # Each session would look up the type's number.
     )
@@ -134,7 +101,7 @@ def _engine() -> Engine:
 @cache
 def _async_engine() -> AsyncEngine:
     async def borrow() -> Any:
-        return _BorrowedAsyncConnection(_async_connection.get())
+        return BorrowedAsyncConnection(_async_connection.get())
 
     engine = create_async_engine(
         "postgresql+psycopg://", async_creator=borrow, poolclass=NullPool, use_native_hstore=False

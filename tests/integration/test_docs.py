@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -25,6 +26,7 @@ from outbox_plugin.adapters.kafka_tokens import TokenCallback, TokenProvider
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.schema.migrate import migrate
 from tests.documents import CHECKOUT, DOCS, PAGES, blocks, blocks_of, name_of
+from tests.emit_connections import django_alias
 from tests.harvesting import drained, environment, harvesters, run_outbox
 from tests.inbox_support import produce, query
 from tests.support import eventually
@@ -126,10 +128,12 @@ def test_python_of_emit_emits(reader: Reader) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_python_of_the_inbox_handles(reader: Reader, tmp_path: Path, number: signal.Signals) -> None:
+def test_python_of_the_inbox_handles(
+    reader: Reader, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first block is a program: it runs until a signal, and ends cleanly."""
     produce(reader.settings, reader.topic, [("ann", "{}")])
-    single, batch, in_session = blocks_of(INBOX, "python")
+    single, batch, in_session, in_django = blocks_of(INBOX, "python")
     assert single.file
     (tmp_path / single.file).write_text(reader.own(single.text))
     with subprocess.Popen([sys.executable, single.file], cwd=tmp_path) as program:
@@ -149,6 +153,31 @@ def test_python_of_the_inbox_handles(reader: Reader, tmp_path: Path, number: sig
         reader.names["handle"](connection, SimpleNamespace(key_text="ann", json=dict))
     assert query(reader.settings, "SELECT orders FROM account") == [(2,)]
     assert query(reader.settings, "SELECT kafka_topic FROM outbox") == [("invoices",), ("invoices",)]
+    django_alias(reader.settings.dsn.get_secret_value())  # Sets Django up.
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
+    monkeypatch.setitem(sys.modules, "shop.models", shop_models())
+    reader.paste(in_django.text)
+    with psycopg.connect(reader.settings.dsn.get_secret_value()) as connection:
+        reader.names["handle"](connection, SimpleNamespace(key_text="ann", json=dict))
+    assert query(reader.settings, "SELECT orders FROM account") == [(3,)]
+    assert query(reader.settings, "SELECT count(*) FROM outbox") == [(3,)]
+
+
+def shop_models() -> ModuleType:
+    """What a reader with a Django project has."""
+    from django.db import models
+
+    class Account(models.Model):  # type: ignore[misc]
+        customer = models.TextField(primary_key=True)
+        orders = models.IntegerField()
+
+        class Meta:
+            app_label = f"shop_{uuid.uuid4().hex}"
+            db_table = "account"
+
+    module = ModuleType("shop.models")
+    module.Account = Account  # type: ignore[attr-defined]
+    return module
 
 
 @pytest.mark.integration
