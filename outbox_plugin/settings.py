@@ -285,8 +285,7 @@ class Settings(LogSettings):
         """
         if reason := self.refusal_of_schema(schema):
             raise InvalidSetting(reason)
-        ours = {name: getattr(self, name) for name in self.model_fields_set}
-        return Settings(**{**ours, "table": self.table_of_schema(schema), "group": self.group_of_schema(schema)})
+        return self.model_copy(update={"table": self.table_of_schema(schema), "group": self.group_of_schema(schema)})
 
     def table_of_schema(self, schema: str) -> str:
         """The name of the outbox in one of the schemas that `table` matches."""

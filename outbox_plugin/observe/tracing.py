@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,14 @@ def configured_tracer() -> Tracer | None:
     except ImportError:
         return None
     try:
-        tracer = trace.get_tracer("outbox_plugin", version("outbox-plugin"))
+        tracer = trace.get_tracer("outbox_plugin", _version())
     except Exception as error:  # For example, the environment names a tracer provider that is not installed.
         logger.warning("nothing is traced: OpenTelemetry could not provide a tracer: %s", one_line(error))
         return None
     return None if isinstance(tracer, trace.NoOpTracer | trace.ProxyTracer) else tracer
+
+
+@cache
+def _version() -> str:
+    """The version of this package. Looking it up reads files, and a process may harvest hundreds of outboxes."""
+    return version("outbox-plugin")

@@ -13,6 +13,7 @@ in both forms and compares them.
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import NamedTuple
 
 _TOKEN = re.compile(
@@ -32,22 +33,30 @@ _KEYWORDS = frozenset(
     | {"WHEN", "WHERE", "WITH"}
 )
 _GRAMMARS_TYPES = frozenset({"BIGINT", "BOOLEAN", "INT", "INTEGER", "INTERVAL", "SMALLINT", "TIMESTAMP", "VARCHAR"})
+_NO_FUNCTIONS = _KEYWORDS | _GRAMMARS_TYPES
 _WITHOUT_A_SCHEMA = frozenset({"BETWEEN", "ILIKE", "IN", "LIKE", "NATURAL", "NULLIF", "SIMILAR"})
 _END_OF_ASSIGNMENTS = frozenset({"WHERE", "FROM", "RETURNING"})
+_OPENING, _CLOSING = frozenset({"(", "["}), frozenset({")", "]"})
 _BEFORE_A_STAR = frozenset({"SELECT", "RETURNING", "(", ".", ","})  # After these, a star does not multiply.
 
 
 class _Token(NamedTuple):
+    """A token that means something.
+
+    Attributes:
+        space: the space and the comments before it.
+        kind: the name of its group in `_TOKEN`.
+        text: as it is written.
+        word: the same in capitals, to compare it with keywords.
+    """
+
+    space: str
     kind: str
     text: str
-
-    @property
-    def word(self) -> str:
-        """The text in capitals, to compare it with keywords."""
-        return self.text.upper()
+    word: str
 
 
-_NOTHING = _Token("mark", "")
+_NOTHING = _Token("", "mark", "", "")
 
 
 def qualified(text: str) -> str:
@@ -63,9 +72,7 @@ def qualified(text: str) -> str:
     assignments = _Assignments()
     before, full = _NOTHING, []
     for place, token in enumerate(tokens):
-        if token.kind == "space":
-            full.append(token.text)
-            continue
+        full.append(token.space)
         if token.word in _WITHOUT_A_SCHEMA or (token.word == "DISTINCT" and before.word in ("IS", "NOT")):
             raise ValueError(f"{token.text} names an operator, and takes no schema: write = ANY (…), >=, or the like")
         if before.word == "CASE" and token.word != "WHEN":
@@ -74,9 +81,9 @@ def qualified(text: str) -> str:
             raise ValueError(f"a backslash in {token.text} depends on the session's standard_conforming_strings")
         assigns = assignments.take(token, before)
         if token.kind == "operator" and not assigns and not (token.text == "*" and before.word in _BEFORE_A_STAR):
-            space = " " if place and tokens[place - 1].kind == "word" else ""
-            full.append(f"{space}OPERATOR(pg_catalog.{token.text})")
-        elif token.kind == "word" and before.text != "." and _is_of_postgres(token, before, tokens[place + 1 :]):
+            apart = " " if before.kind == "word" and not token.space else ""
+            full.append(f"{apart}OPERATOR(pg_catalog.{token.text})")
+        elif token.kind == "word" and before.text != "." and _is_of_postgres(token, before, tokens, place + 1):
             full.append(f"pg_catalog.{token.text}")
         else:
             full.append(token.text)
@@ -85,15 +92,19 @@ def qualified(text: str) -> str:
 
 
 def _tokens(text: str) -> list[_Token]:
-    found, place = [], 0
+    """The tokens of a text. The last one may be empty, with the space at the end."""
+    found, place, space = [], 0, []
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
             raise ValueError(f"not SQL as this project writes it: {text[place : place + 20]!r}")
-        kind = next(name for name, given in match.groupdict().items() if given is not None)
-        found.append(_Token(kind, match[0]))
-        place = match.end()
-    return found
+        kind, part, place = match.lastgroup or "", match[0], match.end()
+        if kind == "space":
+            space.append(part)
+        else:
+            found.append(_Token("".join(space), kind, part, part.upper()))
+            space.clear()
+    return [*found, _NOTHING._replace(space="".join(space))]
 
 
 class _Assignments:
@@ -123,24 +134,30 @@ class _Assignments:
         return self._depth == self._at and token.word in _END_OF_ASSIGNMENTS
 
 
-def _is_of_postgres(token: _Token, before: _Token, after: list[_Token]) -> bool:
-    """Whether a word names a type, a function or a catalog, rather than being a keyword or a name of ours."""
-    following = [each for each in after if each.kind != "space"]
-    following_text = following[0].text if following else ""
+def _is_of_postgres(token: _Token, before: _Token, tokens: list[_Token], next_place: int) -> bool:
+    """Whether a word names a type, a function or a catalog, rather than being a keyword or a name of ours.
+
+    Args:
+        token: the word.
+        before: the token before it.
+        tokens: of the whole text.
+        next_place: the place in `tokens` of the one after it.
+    """
+    following = tokens[next_place].text
     if before.text == "::":
         return token.word not in _GRAMMARS_TYPES
-    if following_text == "(":
-        if token.word == "UNNEST" and _arguments(following) > 1:
+    if following == "(":
+        if token.word == "UNNEST" and _arguments(tokens, next_place) > 1:
             return False  # A construct of the grammar, which takes no schema.
-        return token.word not in _KEYWORDS | _GRAMMARS_TYPES and before.word != "AS"
-    return before.word in ("FROM", "JOIN") and token.word.startswith("PG_") and following_text != "."
+        return token.word not in _NO_FUNCTIONS and before.word != "AS"
+    return before.word in ("FROM", "JOIN") and token.word.startswith("PG_") and following != "."
 
 
-def _arguments(tokens: list[_Token]) -> int:
-    """How many arguments are in the parentheses with which `tokens` begin."""
+def _arguments(tokens: list[_Token], place: int) -> int:
+    """How many arguments are in the parentheses that open at a place."""
     depth, found = 0, 1
-    for token in tokens:
-        depth += (token.text in "([") - (token.text in ")]")
+    for token in islice(tokens, place, None):
+        depth += (token.text in _OPENING) - (token.text in _CLOSING)
         if depth == 0:
             break
         found += depth == 1 and token.text == ","
