@@ -21,7 +21,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.operate.pausing import resume
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals, loss_as_unavailable
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -40,8 +40,13 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
     Raises:
         InvalidConnector: there is no such table, or its records cannot be made as the router makes them.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile.
     """
-    with errors_as_refusals(settings), closing(connect_patiently(settings)) as connection:
+    with (
+        errors_as_refusals(settings),
+        closing(connect_patiently(settings)) as connection,
+        loss_as_unavailable(connection),
+    ):
         kinds = _ask(connection, "kind", router)
         if not kinds:
             raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
@@ -72,10 +77,15 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
         SchemaMissing: the view has not been migrated.
         ServerRefused: Postgres cannot be reached, or refuses; somebody keeps the table locked; or Debezium does not
             read. The harvesters stay paused.
+        StoreUnavailable: Postgres went away meanwhile. The harvesters stay paused.
     """
     view = outbox_view(settings, router)
     statements = view.switch()
-    with errors_as_refusals(settings), closing(connect_patiently(settings)) as connection:
+    with (
+        errors_as_refusals(settings),
+        closing(connect_patiently(settings)) as connection,
+        loss_as_unavailable(connection),
+    ):
         _check_view(connection, settings, router)
         _check_publication(connection, router)
         _check_slot(connection, router)

@@ -16,7 +16,7 @@ import psycopg
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.schema.connection import connect, errors_as_refusals
+from outbox_plugin.schema.connection import connect, errors_as_refusals, loss_as_unavailable
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -76,6 +76,7 @@ class DeadLetters:
     Every method raises:
         SchemaMissing: the inbox's tables are not there.
         ServerRefused: the database cannot be reached, or says no.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -97,7 +98,11 @@ class DeadLetters:
         return [number for (number,) in self._run(name, ids=None if ids is None else [*ids], group=group)]
 
     def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
-        with errors_as_refusals(self._settings), connect(self._settings, purpose="outbox inbox") as connection:
+        with (
+            errors_as_refusals(self._settings),
+            connect(self._settings, purpose="outbox inbox") as connection,
+            loss_as_unavailable(connection),
+        ):
             table = with_schema(connection, self._settings.table)
             return connection.execute(statement("inbox", name, table), values).fetchall()
 

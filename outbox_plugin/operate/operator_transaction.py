@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.schema.connection import connect, errors_as_refusals
+from outbox_plugin.schema.connection import connect, errors_as_refusals, loss_as_unavailable
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
@@ -50,6 +50,7 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
         UserError: the settings name several outboxes, and a command concerns one.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     if settings.outboxes:
         raise UserError(
@@ -59,6 +60,7 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
     with (
         errors_as_refusals(settings),
         closing(connect(settings, purpose="outbox (order)")) as connection,
+        loss_as_unavailable(connection),
         connection.transaction(),
     ):
         yield OperatorTransaction(settings, connection)
@@ -72,6 +74,7 @@ def notifying_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
         UserError: the settings name several outboxes, and a command concerns one.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     with operator_transaction(settings) as transaction:
         yield transaction

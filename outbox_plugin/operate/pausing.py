@@ -14,6 +14,7 @@ def pause(settings: Settings, shard: int | None = None) -> None:
         InvalidSetting: there is no such shard.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     _switch(settings, "pause", shard)
 
@@ -25,6 +26,7 @@ def resume(settings: Settings, shard: int | None = None) -> None:
         InvalidSetting: there is no such shard, or the outbox is paused as a whole.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     _switch(settings, "resume", shard)
 

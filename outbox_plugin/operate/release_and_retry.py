@@ -40,6 +40,7 @@ def parked_keys(settings: Settings) -> list[ParkedKey]:
     Raises:
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile.
     """
     with operator_transaction(settings) as transaction:
         return [ParkedKey(*row) for row in transaction.run("control", "parked")]
@@ -56,6 +57,7 @@ def release(settings: Settings, *, topic: str | None = None, key: str | None = N
     Raises:
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     with notifying_transaction(settings) as transaction:
         return [ParkedKey(*row) for row in transaction.run("control", "release", topic=topic, key=key)]
@@ -69,6 +71,7 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
     Raises:
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile.
     """
     with operator_transaction(settings) as transaction:
         try:
@@ -94,6 +97,7 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
         DeadLetterAltered: one of `ids` cannot be emitted unchanged; nothing was moved.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     return len(retried(settings, ids))
 
@@ -134,6 +138,7 @@ def discard_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -
     Raises:
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     return len(discarded(settings, ids))
 

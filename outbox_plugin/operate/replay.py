@@ -30,6 +30,7 @@ def replay(
     Raises:
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
     with notifying_transaction(settings) as transaction:
         return transaction.run("history", "replay", topic=topic, key=key, since=since, until=until).rowcount

@@ -187,6 +187,8 @@ def _no_connection(seconds: float) -> psycopg.OperationalError:
     return psycopg.errors.ConnectionTimeout(f"no connection within {seconds:.0f} s")
 
 
+# A connection looks open for a moment after the server has said that it ends it.
+_ENDS_THE_SESSION = (psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psycopg.errors.CannotConnectNow)
 IS_STANDBY = (
     "Postgres: the server is a standby, or the role's transactions are read-only: rows and locks there are not those "
     "of the primary"
@@ -224,6 +226,21 @@ def errors_as_refusals(settings: Settings) -> Iterator[None]:
         raise SchemaMissing(f"{one_line(error)}; {_who_makes(error)}") from None
     except psycopg.Error as error:
         raise ServerRefused(f"Postgres, as OUTBOX_DSN names it: {one_line(error)}") from None
+
+
+@contextmanager
+def loss_as_unavailable(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Tell the loss of a connection that a command works on from a refusal. Use it within `errors_as_refusals`.
+
+    Raises:
+        StoreUnavailable: the connection was lost. If that was at the commit, nobody knows whether it was done.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        if not connection.closed and not isinstance(error, _ENDS_THE_SESSION):
+            raise
+        raise StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}") from None
 
 
 def _who_makes(missing: psycopg.errors.InvalidSchemaName) -> str:

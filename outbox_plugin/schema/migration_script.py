@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.printable import printable
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals
+from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals, loss_as_unavailable
 from outbox_plugin.schema.migrate import migrations, refuse_other_tables, refuse_strangers, strangers_of
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import with_schema
@@ -33,8 +33,14 @@ def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
             not trusted; or the outbox is a view of anything but one table.
         InvalidSetting: the table has been migrated under another name, or its name is that of another table of ours.
         SchemaMissing: the table lacks a column, or has one of another type: it is no outbox.
+        StoreUnavailable: Postgres went away meanwhile.
     """
-    with errors_as_refusals(settings), connect_patiently(settings) as connection, connection.transaction():
+    with (
+        errors_as_refusals(settings),
+        connect_patiently(settings) as connection,
+        loss_as_unavailable(connection),
+        connection.transaction(),
+    ):
         connection.execute("SET TRANSACTION READ ONLY")
         table = with_schema(connection, settings.table)
         connection.execute(statement("migrate", "trust_nobody", table))

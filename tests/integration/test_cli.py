@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,6 +63,51 @@ def test_an_unreachable_broker(settings: Settings) -> None:
     said = refused(settings, "harvest", OUTBOX_BOOTSTRAP_SERVERS=nowhere)
     assert f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({nowhere}):" in said
     assert "refused" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "migrate",
+        "migrate --sql",
+        "pause",
+        "parked release",
+        "dead-letters list",
+        "replay",
+        "inbox list",
+        "grants --role harvester --to app",
+    ],
+)
+def test_a_database_that_goes_away_while_a_command_works(settings: Settings, command: str) -> None:
+    """It waits for a lock when its session ends. Exit code 2 would say that it asked for what cannot be done."""
+    migrate(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as holder:
+        tables = holder.execute("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relname ~ '^outbox'")
+        holder.execute(f"LOCK TABLE {', '.join(table for (table,) in tables)} IN ACCESS EXCLUSIVE MODE")
+        done = run_outbox_until(lambda: _end_sessions_that_wait(settings), *command.split(), env=environment(settings))
+    went = "went away: terminating connection due to administrator command"
+    assert done == (1, f"outbox: Postgres, as OUTBOX_DSN names it, {went}\n")
+
+
+def run_outbox_until(end: Callable[[], int], *command: str, env: dict[str, str]) -> tuple[int, str]:
+    """Run a command until `end` has ended its session. Returns its exit code and standard error."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "outbox_plugin", *command], env=env, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        eventually(end, 60)
+        _, said = running.communicate(timeout=60 * PATIENCE)
+    finally:
+        running.kill()
+    return running.returncode, said
+
+
+def _end_sessions_that_wait(settings: Settings) -> int:
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        return connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ).rowcount
 
 
 def test_a_login_that_is_refused(settings: Settings, guarded_role: str) -> None:
