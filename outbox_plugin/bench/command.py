@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import psutil  # noqa: F401 - most benchmarks watch a process with it: its absence is said at once.
 
+from outbox_plugin.finite_range import FiniteRange
 from outbox_plugin.threads.signals import ending_signals, exit_on
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _COUNT = click.IntRange(min=1)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(min=0, min_open=True)
 
 
 class _Benchmarks(click.Group):

@@ -14,7 +14,14 @@ from outbox_plugin.coordination.group_lags import Lag, group_lags
 from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECONDS, HeartbeatTiming
 from outbox_plugin.coordination.log import TOPIC, CoordinationLog
 from outbox_plugin.coordination.log_view import LogView
-from outbox_plugin.coordination.messages import VERSION, ClaimingPartition, Entry, ReleaseGroup, ReleasingPartition
+from outbox_plugin.coordination.messages import (
+    VERSION,
+    ClaimingPartition,
+    Entry,
+    ReleaseGroup,
+    ReleasingPartition,
+    encode,
+)
 from outbox_plugin.coordination.partition_owners import (
     NO_END,
     REMEMBERED_TOPICS,
@@ -77,10 +84,11 @@ class Admin:
         """Return who holds which partition, how far each is behind, and all pauses, of one group or of all (None).
 
         Raises:
+            UserError: the group, or the coordination topic, has a name that is not allowed.
             ServerRefused: no broker answers, or it does not let us in.
             LogUnavailable: Kafka is away.
         """
-        with self._following(group_id or CLIENT_ID) as view:
+        with self._following(CLIENT_ID if group_id is None else group_id) as view:
             now = view.log.log_time()
             every = (row for world in view.worlds.values() for row in world.rows(now))
             rows = tuple(sorted(row for row in every if group_id in (None, row.key.group_id)))
@@ -105,6 +113,7 @@ class Admin:
             The partitions of instances that were silent.
 
         Raises:
+            UserError: the group, or the coordination topic, has a name that is not allowed.
             LogUnavailable: Kafka is away.
         """
         with self._following(group_id) as view:
@@ -124,6 +133,7 @@ class Admin:
         """Let a paused group go on, in each partition from where it was released or set.
 
         Raises:
+            UserError: the group, or the coordination topic, has a name that is not allowed.
             LogUnavailable: Kafka is away.
         """
         with self._following(group_id) as view:
@@ -133,10 +143,12 @@ class Admin:
         """Set the offsets at which a paused group goes on, by (topic, partition).
 
         Raises:
-            UserError: the group is not paused, or there is no such partition or offset.
+            UserError: the group is not paused, there is no such partition or offset, or a name is not allowed.
             LogUnavailable: Kafka is away.
         """
         wanted = {TopicPartition(*tp): offset for tp, offset in positions.items()}
+        for tp, offset in wanted.items():
+            encode(ReleasingPartition(VERSION, 0, *self._me, group_id, *tp, offset))
         with self._following(group_id) as view:
             pause = view.pauses().get(group_id)
             if pause is None or pause.by != CLIENT_ID:
@@ -218,6 +230,12 @@ class Admin:
 
     @contextmanager
     def _following(self, group_id: str) -> Iterator[_View]:
+        """Read the log as far as it decides who holds what.
+
+        Raises:
+            MalformedMessage: the protocol cannot carry the group's name.
+        """
+        encode(ReleaseGroup(VERSION, 0, *self._me, group_id, "", 0, 0))
         with closing(CoordinationLog(self._settings, self._topic, group_id)) as log:
             since = log.since(max(LOOKBACK_SECONDS, HeartbeatTiming(self._interval).lookback))
             view = _View(log, self._interval, since)

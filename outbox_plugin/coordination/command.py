@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import click
 from rich import box
@@ -20,30 +18,19 @@ from outbox_plugin.coordination.heartbeat_timing import HEARTBEAT_INTERVAL_SECON
 from outbox_plugin.coordination.log import TOPIC
 from outbox_plugin.coordination.partition_owners import NO_END, Pause
 from outbox_plugin.errors import UserError
+from outbox_plugin.finite_range import FiniteRange
 from outbox_plugin.printable import printable
 
 WIDTH = 400  # Where no terminal says how wide it is: nothing is folded.
+_SECONDS = FiniteRange(min=1)
 NUMBERS = ("partition", "offset", "lag", "behind", "heard")
-
-
-class _Seconds(click.FloatRange):
-    """A finite number of seconds, of at least 1."""
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if not math.isfinite(seconds):
-            self.fail(f"expected a finite number of seconds (given: {value})", param, ctx)
-        return seconds
 
 
 @click.group()
 @click.option("--coordination-topic", default=TOPIC, show_default=True, help="Where the consumers talk.")
 @click.option(
     "--heartbeat-interval",
-    type=_Seconds(),
+    type=_SECONDS,
     default=HEARTBEAT_INTERVAL_SECONDS,
     show_default=True,
     help="Seconds, as the consumers have it.",
@@ -75,14 +62,16 @@ def list_(make_admin: Callable[[], Admin], group: str | None, as_json: bool) -> 
 
 @consumers.command()
 @click.argument("group")
-@click.option("--seconds", type=_Seconds(), help="Resume by itself then; else only `resume` ends it.")
+@click.option("--seconds", type=_SECONDS, help="Resume by itself then; else only `resume` ends it.")
 @click.pass_obj
 def pause(make_admin: Callable[[], Admin], group: str, seconds: float | None) -> None:
     """Have all of GROUP release what they hold, and stay released."""
     silent = make_admin().pause(group, seconds)
     for key in silent:
-        click.echo(f"partition {key.partition} of {key.topic}: its holder was silent for two heartbeats", err=True)
-    click.echo(f"the group {group} is paused {'until it is resumed' if seconds is None else f'for {seconds:g} s'}")
+        silence = f"partition {key.partition} of {key.topic}: its holder was silent for two heartbeats"
+        click.echo(printable(silence), err=True)
+    until = "until it is resumed" if seconds is None else f"for {seconds:g} s"
+    click.echo(printable(f"the group {group} is paused {until}"))
 
 
 @consumers.command()
@@ -91,7 +80,7 @@ def pause(make_admin: Callable[[], Admin], group: str, seconds: float | None) ->
 def resume(make_admin: Callable[[], Admin], group: str) -> None:
     """Let a paused GROUP go on."""
     make_admin().resume(group)
-    click.echo(f"the group {group} goes on")
+    click.echo(printable(f"the group {group} goes on"))
 
 
 @consumers.command("set-position")
@@ -104,7 +93,8 @@ def set_position(make_admin: Callable[[], Admin], group: str, topic: str, positi
     wanted = dict(_position(topic, each) for each in positions)
     make_admin().set_position(group, wanted)
     for (_, partition), offset in wanted.items():
-        click.echo(f"the group {group} goes on at {offset} in partition {partition} of {topic}, once it is resumed")
+        goes_on = f"the group {group} goes on at {offset} in partition {partition} of {topic}, once it is resumed"
+        click.echo(printable(goes_on))
 
 
 def _position(topic: str, text: str) -> tuple[tuple[str, int], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -24,6 +25,17 @@ STATE_CONFIG = {**_BROKER_TIME, "cleanup.policy": "compact", "segment.ms": "3600
 APPEAR_SECONDS = 120.0  # A broker that makes thousands of partitions shows a new topic once they are made.
 CHECKED = ("message.timestamp.type", "cleanup.policy")
 SHORTEST_RETENTION_SECONDS = 3_600.0
+_LONGEST_NAME = 249 - len(STATE_SUFFIX)  # Kafka's limit, for the name of the state topic.
+_NAME = re.compile(rf"(?!\.{{1,2}}\Z)[a-zA-Z0-9._-]{{1,{_LONGEST_NAME}}}")
+
+
+def check_name(topic: str) -> None:
+    """Raises UserError unless Kafka allows the name of the coordination topic, and that of its state topic."""
+    if not _NAME.fullmatch(topic):
+        raise UserError(
+            f"coordination topic: expected a name of 1 to {_LONGEST_NAME} letters, digits, dots, dashes and "
+            f"underscores (given: {topic!r})"
+        )
 
 
 def ensure_topics(admin: AdminClient, topic: str, settings: Settings) -> dict[str, TopicForm]:

@@ -36,6 +36,7 @@ from outbox_plugin.coordination.actions import KeepPosition
 from outbox_plugin.coordination.coordination_topics import (
     APPEAR_SECONDS,
     STATE_SUFFIX,
+    check_name,
     describe,
     ensure_topics,
     found_of,
@@ -85,10 +86,11 @@ class CoordinationLog:
             group_id: the group.
 
         Raises:
-            UserError: a topic has a form that would break what is promised.
+            UserError: Kafka does not allow the topic's name, or a topic has a form that would break what is promised.
             ServerRefused: no broker answers, or it does not let us in.
             LogUnavailable: Kafka is away.
         """
+        check_name(topic)
         self._settings = settings
         self._group_id = group_id
         self.topic = topic

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from outbox_plugin.adapters.kafka_clients import check_properties
 from outbox_plugin.errors import UserError
+from outbox_plugin.finite_range import FiniteRange
 from outbox_plugin.printable import printable
 from outbox_plugin.schema.outboxes import by_name, present_outboxes
 from outbox_plugin.settings import Settings
@@ -32,13 +32,6 @@ _LAG_SECONDS = Limits().lag_warn_seconds
 ByTable = Mapping[str, Status]
 
 
-def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float) -> float:
-    """Refuse nan, with which no age could ever be compared, and inf, which no age exceeds."""
-    if not math.isfinite(seconds):
-        raise click.BadParameter(f"expected a finite number of seconds (given: {seconds})")
-    return seconds
-
-
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
@@ -47,8 +40,7 @@ def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float
 @click.option("--watch", is_flag=True, help="Refresh the display every two seconds, until Ctrl-C.")
 @click.option(
     "--lag-seconds",
-    type=click.FloatRange(min=0.0),
-    callback=_finite,
+    type=FiniteRange(min=0.0),
     default=_LAG_SECONDS,
     show_default=True,
     help="For --check: the longest time that the oldest row may have waited.",

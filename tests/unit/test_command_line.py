@@ -58,6 +58,13 @@ def test_an_argument_that_is_no_text(command: tuple[str, ...]) -> None:
         (("replay", "--since", "2024-02-02", "--until", "2024-02-02"), "expected --since before --until"),
         (("bench", "drain", "--rows", "-1"), "-1 is not in the range"),
         (("bench", "latency", "--rate", "0"), "0.0 is not in the range"),
+        (("bench", "latency", "--seconds", "nan"), "--seconds': expected a finite number (given: nan)"),
+        (
+            ("consumers", "--coordination-topic", "bad/name", "list"),
+            "coordination topic: expected a name of 1 to 243 letters, digits, dots, dashes and underscores (given: ",
+        ),
+        (("consumers", "pause", ""), "group_id: is empty"),
+        (("consumers", "set-position", "billing", "", "0=42"), "topic: is empty"),
         (("grants", "--to", "x"), "Missing option '--role'. Choose from: emitter, harvester, inbox,"),
         (("grants", "--role", "harvester", "--to", ""), "expected the name of a Postgres role, of 1 to 63 bytes"),
         (("grants", "--role", "emitter", "--to", "ö" * 32), "expected the name of a Postgres role, of 1 to 63 bytes"),

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin.coordination import coordination_topics, log
-from outbox_plugin.coordination.coordination_topics import STATE_SUFFIX, ensure_topics
-from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.coordination.coordination_topics import STATE_SUFFIX, check_name, ensure_topics
+from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from tests.support import PATIENCE
 
 SETTINGS: Any = SimpleNamespace(bootstrap_servers="127.0.0.1:1")
@@ -84,6 +84,17 @@ def test_a_creation_that_is_refused_is_told() -> None:
     cluster.create_topics = lambda topics: {each.topic: answered(refused) for each in topics}
     with pytest.raises(ServerRefused):
         ensure_topics(cluster, "t", SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "bad/name", "ä", "t" * 244, "t\n"])
+def test_a_name_that_kafka_does_not_allow_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"^coordination topic: expected a name of 1 to 243 letters, digits, dots"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["t", "...", "__marshal", "t" * 243])
+def test_a_name_that_kafka_allows(name: str) -> None:
+    check_name(name)
 
 
 def test_a_start_says_soon_that_the_brokers_take_no_record(
