@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import PartitionMetadata
 
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, connection_error, content
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -158,13 +159,17 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     log = DeadlineFuture(lambda: _last_records(settings, read_deadline))
     table, store_error = store.result(deadline, "Postgres")
     read, log_error = log.result(deadline, "Kafka")
-    records, unread = read or ([], ())
+    records, unread, out_of_sync = read or ([], (), {})
     if unread:
         log_error = f"Kafka did not answer in time for {', '.join(map(str, unread))} of the leader topic's partitions"
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.backlog.by_shard) if table else settings.shards
     heard = _heartbeats(settings, records, table.signer if table else None)
-    shards = tuple(_shard_status(shard, heard.get(shard, _PartitionTail()), table) for shard in range(count))
+    may_rest = settings.tenants_rest is not None and table is not None and not table.backlog.rows
+    why_silent = {} if may_rest else out_of_sync
+    shards = tuple(
+        _shard_status(shard, heard.get(shard, _PartitionTail()), table, why_silent.get(shard)) for shard in range(count)
+    )
     if table is None:
         return Status(None, None, shards, errors)
     backlog, listed = table.backlog, table.parked[:_PARKED_LISTED]
@@ -177,19 +182,27 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
         listed,
         table.dead_letters,
         backlog.is_estimated,
-        is_at_rest=settings.tenants_rest is not None
-        and not backlog.rows
-        and all(shard.leader is None for shard in shards),
+        is_at_rest=may_rest and all(shard.leader is None for shard in shards),
     )
 
 
-def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None) -> ShardStatus:
+def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None, why_silent: str | None) -> ShardStatus:
+    """The status of one shard.
+
+    Args:
+        shard: its number.
+        heard: the last records of its partition of the leader topic.
+        table: the part of the status that is read from Postgres; None if Postgres does not answer.
+        why_silent: why the partition may take no heartbeat; it is of interest where no leader sends one.
+    """
     fresh = [(heartbeat, age) for heartbeat, age in heard.heartbeats if age <= FRESH_SECONDS]
     last, age = fresh[-1] if fresh else (None, None)
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
     ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
     leader = leading[-1] if leading and leading[-1].leader_id not in ended else None
     troubles = [leader.trouble if leader else last.trouble if last else None, table.cannot_verify if table else None]
+    if leader is None:
+        troubles.append(why_silent)
     if heard.ignored:
         troubles.append(
             f"{len(heard.ignored)} records of the last minute on the leader topic are ignored: {heard.ignored[-1]}"
@@ -280,7 +293,9 @@ def _behind(one: _Earliest, counted: int) -> float:
     return (one.last_id_of_all - one.last_id) * rows_per_id
 
 
-def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[LeaderRecord, float]], tuple[int, ...]]:
+def _last_records(
+    settings: Settings, deadline: float
+) -> tuple[list[tuple[LeaderRecord, float]], tuple[int, ...], Mapping[int, str]]:
     """Read the last records of every shard's partition of the leader topic.
 
     If Kafka does not answer for a partition in time, only the leader of that shard is not found.
@@ -289,7 +304,8 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
     partition seems old, or is of the future, this waits a little for another one: what arrives is new.
 
     Returns:
-        The records, each with its age in seconds; and the partitions that were not read to their ends.
+        The records, each with its age in seconds; the partitions that were not read to their ends; and for each
+        partition with replicas out of sync, what that means.
     """
     names = KafkaNames.of(settings)
     found: list[tuple[LeaderRecord, float]] = []
@@ -299,6 +315,11 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
         with closing(Consumer(config)) as consumer:
             topic = names.leader_topic
             listed = consumer.list_topics(topic, max(0.1, deadline - time.monotonic())).topics[topic]
+            out_of_sync = {
+                number: _means_out_of_sync(topic, partition)
+                for number, partition in listed.partitions.items()
+                if len(partition.isrs) < len(partition.replicas)
+            }
             spans, unanswered = _tails(consumer, topic, list(listed.partitions), deadline)
             reader = PartitionReader(consumer, topic, spans)
             with suppress(NotReadToEnd, TruncatedWhileRead):  # The records read until then are shown.
@@ -308,12 +329,21 @@ def _last_records(settings: Settings, deadline: float) -> tuple[list[tuple[Leade
             last_ages = {record.shard: age for record, age in found}
             doubtful = {shard: spans[shard].end for shard, age in last_ages.items() if age > FRESH_SECONDS}
             found += [(record, 0.0) for record in _arriving(consumer, topic, doubtful, deadline)]
-            return found, tuple(sorted([*unanswered, *reader.unread]))
+            return found, tuple(sorted([*unanswered, *reader.unread])), out_of_sync
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
-            return found, ()  # No harvester has ever run.
+            return found, (), {}  # No harvester has ever run.
         raise ServerRefused(str(connection_error(problems[0] if problems else reason, settings))) from None
+
+
+def _means_out_of_sync(topic: str, partition: PartitionMetadata) -> str:
+    """What it means that replicas are out of sync. How many must be in sync is not asked: few roles may read that."""
+    in_sync = f"{len(partition.isrs)} of {len(partition.replicas)} replicas in sync"
+    return (
+        f"partition {partition.id} of the topic {topic} has {in_sync}; if its min.insync.replicas asks for more, it "
+        "takes no heartbeats, and nobody can lead"
+    )
 
 
 def _arriving(consumer: Consumer, topic: str, ends: Mapping[int, int], deadline: float) -> list[LeaderRecord]:

@@ -63,7 +63,7 @@ class Client:
     """A consumer of a leader topic with three partitions, each of which has one heartbeat.
 
     Leaders that are `living` send another one when the first has been read, behind one of a harvester that waits to
-    lead. Their clocks are `ahead` of ours.
+    lead. Their clocks are `ahead` of ours. Partitions that are `alone` have one of three replicas in sync.
     """
 
     def __init__(
@@ -72,15 +72,21 @@ class Client:
         silent: frozenset[int],
         living: frozenset[int],
         ahead: Mapping[int, float],
+        alone: frozenset[int],
     ) -> None:
         self._failures = failures
         self._silent = silent
         self._living = living
         self._ahead = ahead
+        self._alone = alone
         self._assigned: dict[int, int] = {}
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        return SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None, 2: None})})
+        partitions = {
+            number: SimpleNamespace(id=number, replicas=[1, 2, 3], isrs=[1] if number in self._alone else [1, 2, 3])
+            for number in range(3)
+        }
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=partitions)})
 
     def get_watermark_offsets(
         self, partition: TopicPartition, *, timeout: float = 0.0, cached: bool = False
@@ -136,9 +142,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., reader.Status]:
         silent: frozenset[int] = frozenset(),
         living: frozenset[int] = frozenset(),
         ahead: Mapping[int, float] | None = None,
+        alone: frozenset[int] = frozenset(),
     ) -> reader.Status:
         monkeypatch.setattr(reader, "_read_table", refuse)
-        monkeypatch.setattr(reader, "Consumer", lambda config: Client(failures or {}, silent, living, ahead or {}))
+        monkeypatch.setattr(
+            reader, "Consumer", lambda config: Client(failures or {}, silent, living, ahead or {}, alone)
+        )
         began = time.monotonic()
         status = read_status(SETTINGS, SECONDS)
         assert time.monotonic() - began < SECONDS + 0.5 * PATIENCE
@@ -192,3 +201,17 @@ def test_who_leads_is_told_whatever_the_clocks_say(
     status = read(living=frozenset(living), ahead={0: ahead, 1: ahead})
     assert leaders(status) == [*sorted(living), 2]
     assert status.errors == ("Postgres is not part of this test",)
+
+
+def test_why_a_partition_takes_no_heartbeats_is_said_where_no_leader_is_heard(
+    read: Callable[..., reader.Status],
+) -> None:
+    """The clients say nothing of it, and the harvesters cannot: they would say so on that topic."""
+    status = read(ahead={0: -3_600.0}, alone=frozenset({0, 1}))
+    assert leaders(status) == [1, 2]
+    assert [shard.trouble for shard in status.shards] == [
+        "partition 0 of the topic outbox-leader has 1 of 3 replicas in sync; if its min.insync.replicas asks for more, "
+        "it takes no heartbeats, and nobody can lead",
+        None,
+        None,
+    ]
