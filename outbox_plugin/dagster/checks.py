@@ -21,12 +21,12 @@ from outbox_plugin.dagster.health import metadata, result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.dagster.topic import as_topics
-from outbox_plugin.errors import ServerRefused
+from outbox_plugin.errors import OutboxError, ServerRefused
 from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
-from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, undrained
+from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, undrained, unjudged
 from outbox_plugin.status.reader import Status, read_status
 from outbox_plugin.verification.topic_reader import records_in, verify_topic
 from outbox_plugin.verification.verdict import TopicVerdict
@@ -146,7 +146,10 @@ def _drained(
     def outbox_drained(context: AssetCheckExecutionContext) -> AssetCheckResult:
         settings = _settings(context, resource_key)
         began = time.monotonic()
-        left = wait_until_drained(settings, drain_seconds)
+        try:
+            left = wait_until_drained(settings, drain_seconds)
+        except OutboxError as error:
+            return result(unjudged(error), metadata(read_status(settings)))
         seconds = time.monotonic() - began
         status = read_status(settings)
         judged = (
@@ -175,14 +178,12 @@ def _events(
     )
     def events(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         settings = _settings(context, resource_key)
-        left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or in parallel.
         wanted = {key.name for key in context.selected_asset_check_keys}
         try:
+            left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or in parallel.
             verdicts = _judged(context, settings, topics, spark)
-        except ServerRefused as error:
-            judged = HealthResult(
-                False, str(error), True, "see that the topic is the one that is emitted to, and is there"
-            )
+        except OutboxError as error:
+            judged = unjudged(error)
             found = {in_order: judged, exactly_once: judged}
             counted = {}
         else:

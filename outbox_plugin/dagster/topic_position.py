@@ -32,7 +32,8 @@ from outbox_plugin.dagster.topic_sensor import (
     unfinished_run,
     unreadable,
 )
-from outbox_plugin.errors import OutboxError, ServerRefused, TopicReplaced
+from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused, TopicReplaced
+from outbox_plugin.status.health_rules import unjudged
 
 
 class PositionConfig(Config):
@@ -68,11 +69,16 @@ def build_topic_check(
     def consumed_in_full(context: AssetCheckExecutionContext) -> AssetCheckResult:
         resource: OutboxResource = getattr(context.resources, resource_key)
         settings, consumer = resource.settings(), key.to_user_string()
-        position = read_position(settings, consumer, topic)
+        try:
+            position = read_position(settings, consumer, topic)
+        except OutboxError as error:
+            return result(unjudged(error), {})
         try:
             planned = plan(consumer, topic, position, topic_state(settings, topic), 1)
         except (ServerRefused, TopicReplaced) as error:
             return result(unreadable(error), {})
+        except LogUnavailable as error:
+            return result(unjudged(error), {})
         run = unfinished_run(context.instance, consumer, topic, time.time(), but=context.run.run_id)
         judged = consumption_health(position, planned, run, stuck_after_seconds)
         return result(judged, {"lag_offsets": MetadataValue.int(planned.lag)})

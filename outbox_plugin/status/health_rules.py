@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.status.reader import Status
 
 
@@ -105,19 +106,31 @@ def undrained(left: int, seconds: float, status: Status) -> HealthResult:
     return HealthResult(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
 
 
-def _remedy(status: Status) -> str:
-    """What to do about the first fault; those that cause others come first."""
-    if any("permission denied" in error for error in status.errors):
+def unjudged(error: OutboxError) -> HealthResult:
+    """The result of a check that could not read what it judges, because of `error`."""
+    return HealthResult(False, str(error), True, _remedy_of_errors([str(error)]))
+
+
+def _remedy_of_errors(errors: Sequence[str]) -> str:
+    """What to do about what a server, or somebody who asked it, reported; there is at least one error."""
+    if any("permission denied" in error for error in errors):
         return "grant the role what `outbox grants --role monitor` prints"
-    if any(error.startswith("Postgres") for error in status.errors):
+    if any(error.startswith("Postgres") for error in errors):
         return "check that Postgres runs, and that it can be reached from here by OUTBOX_DSN; events wait meanwhile"
-    if any(error.startswith("Kafka") for error in status.errors):
+    if any(error.startswith("Kafka") for error in errors):
         return (
             "check that Kafka runs, and that it can be reached from here by OUTBOX_BOOTSTRAP_SERVERS; events wait "
             "meanwhile"
         )
+    if any(error.startswith(("the topic", "Spark cannot read")) for error in errors):
+        return "see that the topic is the one that is emitted to, and is there"
+    return "do what the error says"
+
+
+def _remedy(status: Status) -> str:
+    """What to do about the first fault; those that cause others come first."""
     if status.errors:
-        return "do what the error says"
+        return _remedy_of_errors(status.errors)
     if any(shard.paused for shard in status.shards):
         return "when events may be published again, launch the job outbox_resume, or run `outbox resume`"
     if any(shard.trouble for shard in status.shards):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from datetime import timedelta
+from functools import partial
 
 import psycopg
 import pytest
@@ -24,11 +25,21 @@ from dagster._core.definitions.freshness import FreshnessState
 from dagster._core.loader import LoadingContextForTest
 
 from outbox_plugin import Event, Harvester, Outbox, Settings
-from outbox_plugin.dagster import Limits, Topic, build_outbox_checks, build_outbox_definitions, checks
+from outbox_plugin.consuming.topic_state import topic_state
+from outbox_plugin.dagster import (
+    Limits,
+    Topic,
+    build_outbox_checks,
+    build_outbox_definitions,
+    build_topic_check,
+    checks,
+    topic_position,
+)
 from outbox_plugin.dagster.checks import build_dead_letter_check
 from outbox_plugin.dagster.daemon_supervision import LONGEST_SECONDS
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.status.reader import read_status
+from outbox_plugin.verification import topic_ends
 from tests.dagster_support import HARVESTER, resources
 from tests.harvesting import insert
 from tests.support import eventually
@@ -59,6 +70,38 @@ def ran(settings: Settings, topic: str, *, blocking: bool) -> tuple[ExecuteInPro
     return done, [
         event.asset_key.to_user_string() for event in done.get_asset_materialization_events() if event.asset_key
     ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "failed"),
+    [
+        ({"bootstrap_servers": "127.0.0.1:1"}, ["consumed_in_full", "events_exactly_once", "events_in_order"]),
+        (
+            {"dsn": "postgresql://127.0.0.1:1/x"},
+            ["consumed_in_full", "events_exactly_once", "events_in_order", "outbox_drained"],
+        ),
+    ],
+)
+def test_a_check_that_cannot_ask_a_server_fails_and_says_so(
+    settings: Settings, topic: str, changed: dict[str, str], failed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the check that fails, as `healthy` does then, and not its step, whose traceback nobody can act on."""
+    monkeypatch.setattr(topic_ends, "LIST_SECONDS", 2.0)
+    monkeypatch.setattr(topic_position, "topic_state", partial(topic_state, seconds=2.0))
+    outbox, _ = resources(Settings(**{**settings.model_dump(), "dsn": settings.dsn.get_secret_value(), **changed}))
+    emitted = build_outbox_checks(AssetKey("orders"), topics=[topic], drain_seconds=1.0)
+    definitions = Definitions(
+        asset_checks=[*emitted, build_topic_check(topic, AssetKey("totals"))], resources={"outbox": outbox}
+    )
+    with DagsterInstance.ephemeral() as instance:
+        done = definitions.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    found = [each for each in done.get_asset_check_evaluations() if not each.passed]
+    assert sorted(each.check_name for each in found) == failed
+    [setting] = changed
+    for each in found:
+        assert each.severity is AssetCheckSeverity.ERROR
+        assert f", as OUTBOX_{setting.upper()} names it" in str(each.description)
+        assert f"can be reached from here by OUTBOX_{setting.upper()}" in str(each.metadata["what_to_do"].value)
 
 
 def test_what_is_downstream_waits_for_the_outbox_to_drain_on_request(settings: Settings, topic: str) -> None:
