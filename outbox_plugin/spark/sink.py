@@ -14,6 +14,7 @@ from functools import partial
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -220,25 +221,36 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         """
         last_batch = statement("staging", "last_batch", self._sink.outbox)
         [(last, is_same)] = connection.execute(last_batch, record.parameters).fetchall()
-        batch = record.parameters
-        if last > batch["batch_id"]:
+        batch_id, query_id = record.parameters["batch_id"], record.parameters["job_id"]
+        if last > batch_id:
             raise CheckpointTooOld(
-                f"the checkpoint is older than what was emitted: batch {batch['batch_id']} of the query "
-                f"{batch['job_id']} comes after its batch {last}, and would be dropped; nothing was written: use the "
-                "latest checkpoint, or a new one"
+                f"the checkpoint of the stream {query_id} was set back: expected batch {last}, which it has emitted "
+                f"last, or a later one (given: batch {batch_id}); nothing was written. {_restore(last)}"
             )
         if not is_same:
+            schema, _, _ = self._sink.outbox.rpartition(".")
+            emitted = sql.SQL("UPDATE {} SET digest = NULL WHERE query_id = {}").format(
+                sql.Identifier(schema, "outbox_stream"), query_id
+            )
             raise CheckpointTooOld(
-                f"batch {last} of the query {batch['job_id']} was emitted with other events than it has now, and these "
-                "would be dropped; nothing was written: if the checkpoint was set back, use the latest one, or a new "
-                "one; if the query makes other keys or values each time it runs, set the column digest of its row in "
-                "outbox_stream to NULL"
+                f"batch {last} of the stream {query_id} was emitted before: expected the same topics, keys and values "
+                f"again (given: others); nothing was written. If the checkpoint was set back: {_restore(last)} If the "
+                "query makes other keys or values each time it runs, as with rand(): have the batch count as emitted, "
+                f"by {emitted.as_string(connection)}, and start the stream again"
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove the staging table."""
         for table in {message.table for message in _own(messages) if message.table}:
             self._sink.drop(table)
+
+
+def _restore(last: int) -> str:
+    """What to do about a checkpoint that was set back behind batch `last`."""
+    return (
+        f"Restore the checkpoint as it was at batch {last} or later. Or begin with a new checkpoint: the stream then "
+        "emits again all that its source gives from the beginning, so have the source begin behind what was emitted."
+    )
 
 
 def _own(messages: list[WriterCommitMessage | None]) -> list[_Message]:
