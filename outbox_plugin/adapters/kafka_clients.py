@@ -191,6 +191,15 @@ def connection_error(error: KafkaError, settings: Settings) -> ServerRefused | L
     return ServerRefused(message) if error.code() in _NOT_LET_IN else LogUnavailable(message)
 
 
+def is_whole_group(group: str) -> bool:
+    """Whether the client takes the name of a consumer group as it is.
+
+    It drops white space at the beginning: the group would be that of another name. If nothing is left, it ends the
+    process.
+    """
+    return bool(group) and not group[0].isspace()
+
+
 def is_fatal(error: KafkaError) -> bool:
     """Whether a client that meets `error` does nothing any more: librdkafka marks the error, or names it so."""
     return error.fatal() or error.code() == KafkaError._FATAL

@@ -293,7 +293,7 @@ def spark(rows: int, rounds: int, master: str, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--ticks", type=_COUNT, default=500, show_default=True, help="How many, after a warm-up.")
+@click.option("--ticks", type=click.IntRange(min=2), default=500, show_default=True, help="How many, after a warm-up.")
 @click.option("--topic", "topics", multiple=True, help="A topic whose end each tick reports; may be repeated.")
 @_json
 def tick(ticks: int, topics: tuple[str, ...], as_json: bool) -> None:

@@ -12,6 +12,7 @@ import psutil
 from outbox_plugin.bench.reader import LiveReader
 from outbox_plugin.bench.relay_processes import baseline, harvester, wait, write
 from outbox_plugin.bench.temporary_outbox import Tell, create_topic, temporary_outbox
+from outbox_plugin.errors import UserError
 from outbox_plugin.settings import Settings
 
 WARMING_ROWS = 200
@@ -67,8 +68,11 @@ def latency(settings: Settings, seconds: float, rows_per_second: float, tell: Te
         tell: is called with each line of progress.
 
     Raises:
+        UserError: fewer than two rows would be written, which have no percentiles.
         NotRelayed: what was written did not arrive within ten minutes.
     """
+    if seconds * rows_per_second < 2:
+        raise UserError(f"expected two rows or more (given: {rows_per_second:g} rows per second for {seconds:g} s)")
     found = []
     for name, relay in (("baseline", baseline), ("harvester", harvester)):
         tell(f"{name}: {seconds:.0f} s")

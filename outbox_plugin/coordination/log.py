@@ -28,6 +28,7 @@ from outbox_plugin.adapters.kafka_clients import (
     close_consumer,
     connection_error,
     internal_client_config,
+    is_whole_group,
     refused_property,
 )
 from outbox_plugin.adapters.kafka_reader import bounds, find_leaders
@@ -86,11 +87,14 @@ class CoordinationLog:
             group_id: the group.
 
         Raises:
-            UserError: Kafka does not allow the topic's name, or a topic has a form that would break what is promised.
+            UserError: the name of the topic or of the group is not allowed, or a topic has a form that would break what
+                is promised.
             ServerRefused: no broker answers, or it does not let us in.
             LogUnavailable: Kafka is away.
         """
         check_name(topic)
+        if not is_whole_group(group_id):
+            raise UserError(f"group_id: expected a name that begins with no white space (given: {group_id!r})")
         self._settings = settings
         self._group_id = group_id
         self.topic = topic

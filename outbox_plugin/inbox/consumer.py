@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException
 
-from outbox_plugin.adapters.kafka_clients import refused_property
+from outbox_plugin.adapters.kafka_clients import is_whole_group, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, LogUnavailable, ServerRefused
@@ -90,13 +90,16 @@ class Inbox(Background):
             keep_dead_letters: how long dead letters are kept.
 
         Raises:
-            InvalidSetting: no group, no topic, or a concurrency or batch size below 1.
+            InvalidSetting: no group, or one that begins with white space; no topic; or a concurrency or batch size
+                below 1.
         """
         if not group or isinstance(topics, str) or not topics or concurrency < 1:
             raise InvalidSetting(
                 f"Inbox: expected a group, a list of topics, and a concurrency of at least 1 "
                 f"(given: group={group!r}, topics={topics!r}, concurrency={concurrency})"
             )
+        if not is_whole_group(group):
+            raise InvalidSetting(f"Inbox: expected a group that begins with no white space (given: {group!r})")
         if batch_size is not None and batch_size < 1:
             raise InvalidSetting(f"Inbox: expected a batch_size of at least 1 (given: {batch_size})")
         super().__init__(f"inbox {group}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import click
 
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.core.headers import SEQUENCE_HEADER
+from outbox_plugin.emit.event import TOPIC_PATTERN
 from outbox_plugin.errors import LogUnavailable, ServerRefused, UserError
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
@@ -36,6 +38,9 @@ def verify(topics: tuple[str, ...], job: str | None, master: str | None, as_json
     Name all topics that the jobs emitted to. Exit code 1 if anything is wrong, or if there is nothing to verify.
     """
     settings = Settings()
+    for topic in topics:
+        if not re.fullmatch(TOPIC_PATTERN, topic):
+            raise UserError(f"expected a topic's name of 1 to 249 letters, digits, dots, _ and - (given: {topic!r})")
     try:
         verdict = _verify(settings, topics, job, master)
     except LogUnavailable as error:  # Not exit code 1, which means that a topic is wrong.
