@@ -82,6 +82,10 @@ class LogSettings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             raise InvalidSetting(_one_line(error)) from None
+        except UnicodeDecodeError:
+            raise InvalidSetting(f"{self.model_config['env_file']}: expected a file in UTF-8") from None
+        except OSError as error:
+            raise InvalidSetting(f"{self.model_config['env_file']}: cannot be read: {error.strerror}") from None
         except ValueError as error:  # pydantic-settings raises it if a variable that must be JSON is not.
             field = re.search(r'field "(\w+)"', str(error))
             said = f"OUTBOX_{field[1].upper()}: expected JSON" if field else str(error).replace("\n", " ")

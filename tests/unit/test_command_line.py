@@ -12,6 +12,7 @@ import pytest
 NOBODY = {"OUTBOX_DSN": "postgresql://127.0.0.1:1/x", "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 NOT_UTF_8 = "\udcff"  # How Python shows an argument's byte 0xff.
 FULL_DISK = Path("/dev/full")
+UNREADABLE = Path("/proc/self/mem")  # For root, too.
 
 
 def refused(*arguments: str, **environment: str) -> str:
@@ -102,6 +103,24 @@ def test_an_absurd_argument(command: tuple[str, ...], said: str) -> None:
 )
 def test_a_setting_that_no_client_takes(setting: str, given: str, said: str) -> None:
     assert said in refused("status", **{setting: given})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"OUTBOX_GROUP=\xff", "outbox: .env: expected a file in UTF-8"),
+        (None, "outbox: .env: cannot be read: Input/output error"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_read(content: bytes | None, said: str) -> None:
+    """Neither is blamed on the output, which has the same kinds of errors."""
+    if content is not None:
+        Path(".env").write_bytes(content)
+    elif UNREADABLE.exists():
+        Path(".env").symlink_to(UNREADABLE)
+    else:
+        pytest.skip(f"this system has no {UNREADABLE}")
+    assert refused("parked", "list") == said
 
 
 def test_kafkas_rights_are_printed_without_a_postgres() -> None:
