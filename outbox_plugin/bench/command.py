@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import psutil  # noqa: F401 - most benchmarks watch a process with it: its absence is said at once.
 
+from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.finite_range import FiniteRange
+from outbox_plugin.printable import one_line
 from outbox_plugin.threads.signals import ending_signals, exit_on
 
 if TYPE_CHECKING:
@@ -21,18 +23,31 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _COUNT = click.IntRange(min=1)
+_SERVER_ENDS = "57P"  # How the SQLSTATEs begin by which Postgres ends a session. One that is lost has none.
 _POSITIVE = FiniteRange(min=0, min_open=True)
 
 
-class _Benchmarks(click.Group):
+class Benchmarks(click.Group):
     """Commands that a signal ends in order: what they have made on the servers is dropped."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        Raises:
+            StoreUnavailable: Postgres went away meanwhile.
+        """
+        from psycopg import OperationalError
+
         with exit_on(ending_signals()):
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except OperationalError as error:
+                if error.sqlstate is not None and not error.sqlstate.startswith(_SERVER_ENDS):
+                    raise
+                raise StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}") from None
 
 
-@click.group(cls=_Benchmarks)
+@click.group(cls=Benchmarks)
 def bench() -> None:
     """Benchmarks: ratios from one run, against the servers that the settings name."""
 
