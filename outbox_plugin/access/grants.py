@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import psycopg
 from psycopg import sql
 
 from outbox_plugin.access.roles import Role
 from outbox_plugin.errors import ServerRefused
-from outbox_plugin.schema.connection import connect, errors_as_refusals, loss_as_unavailable
+from outbox_plugin.schema.connection import command_connection
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -29,11 +27,7 @@ def postgres_grants(settings: Settings, role: Role, database_role: str) -> str:
         ServerRefused: the database cannot be reached, or its outbox has not been migrated.
         StoreUnavailable: Postgres went away meanwhile.
     """
-    with (
-        errors_as_refusals(settings),
-        closing(connect(settings, purpose="outbox grants")) as connection,
-        loss_as_unavailable(connection),
-    ):
+    with command_connection(settings, purpose="outbox grants") as connection:
         table = with_schema(connection, settings.table)
         if not connection.execute(statement("migrate", "exists", table)).fetchall():
             raise ServerRefused(f"Postgres: there is no outbox {table}; run `outbox migrate` first")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -21,7 +20,7 @@ from outbox_plugin.errors import SchemaMissing, ServerRefused
 from outbox_plugin.operate.operator_transaction import notifying_transaction
 from outbox_plugin.operate.pausing import resume
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals, loss_as_unavailable
+from outbox_plugin.schema.connection import command_connection
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -42,11 +41,7 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         ServerRefused: Postgres cannot be reached, or refuses.
         StoreUnavailable: Postgres went away meanwhile.
     """
-    with (
-        errors_as_refusals(settings),
-        closing(connect_patiently(settings)) as connection,
-        loss_as_unavailable(connection),
-    ):
+    with command_connection(settings, is_patient=True) as connection:
         kinds = _ask(connection, "kind", router)
         if not kinds:
             raise InvalidConnector(f"table.include.list: there is no table {router.schema}.{router.table}")
@@ -81,11 +76,7 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
     """
     view = outbox_view(settings, router)
     statements = view.switch()
-    with (
-        errors_as_refusals(settings),
-        closing(connect_patiently(settings)) as connection,
-        loss_as_unavailable(connection),
-    ):
+    with command_connection(settings, is_patient=True) as connection:
         _check_view(connection, settings, router)
         _check_publication(connection, router)
         _check_slot(connection, router)

@@ -16,7 +16,7 @@ import psycopg
 
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.inbox.received import Received
-from outbox_plugin.schema.connection import connect, errors_as_refusals, loss_as_unavailable
+from outbox_plugin.schema.connection import command_connection
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
@@ -98,11 +98,7 @@ class DeadLetters:
         return [number for (number,) in self._run(name, ids=None if ids is None else [*ids], group=group)]
 
     def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
-        with (
-            errors_as_refusals(self._settings),
-            connect(self._settings, purpose="outbox inbox") as connection,
-            loss_as_unavailable(connection),
-        ):
+        with command_connection(self._settings, purpose="outbox inbox") as connection:
             table = with_schema(connection, self._settings.table)
             return connection.execute(statement("inbox", name, table), values).fetchall()
 

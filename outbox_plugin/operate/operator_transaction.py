@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
 
 from outbox_plugin.errors import UserError
-from outbox_plugin.schema.connection import connect, errors_as_refusals, loss_as_unavailable
+from outbox_plugin.schema.connection import command_connection
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
@@ -57,12 +57,7 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
             f"OUTBOX_OUTBOXES names {len(settings.outboxes)} outboxes, and this concerns one of them: take one of "
             "Settings().each(), or use `outbox` with --outbox; nothing was changed"
         )
-    with (
-        errors_as_refusals(settings),
-        closing(connect(settings, purpose="outbox (order)")) as connection,
-        loss_as_unavailable(connection),
-        connection.transaction(),
-    ):
+    with command_connection(settings, purpose="outbox (order)") as connection, connection.transaction():
         yield OperatorTransaction(settings, connection)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -229,18 +229,28 @@ def errors_as_refusals(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def loss_as_unavailable(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Tell the loss of a connection that a command works on from a refusal. Use it within `errors_as_refusals`.
+def command_connection(
+    settings: Settings, *, purpose: str = "outbox", is_patient: bool = False
+) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A connection that a command works on. Errors of psycopg become ours, the loss of the connection another one.
+
+    Args:
+        settings: name the database.
+        purpose: the session's name in `pg_stat_activity`.
+        is_patient: connect as `connect_patiently` does.
 
     Raises:
+        SchemaMissing, ServerRefused: as `errors_as_refusals`.
         StoreUnavailable: the connection was lost. If that was at the commit, nobody knows whether it was done.
     """
-    try:
-        yield
-    except psycopg.Error as error:
-        if not connection.closed and not isinstance(error, _ENDS_THE_SESSION):
-            raise
-        raise StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}") from None
+    open_connection = connect_patiently if is_patient else connect
+    with errors_as_refusals(settings), closing(open_connection(settings, purpose=purpose)) as connection:
+        try:
+            yield connection
+        except psycopg.Error as error:
+            if not connection.closed and not isinstance(error, _ENDS_THE_SESSION):
+                raise
+            raise StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}") from None
 
 
 def _who_makes(missing: psycopg.errors.InvalidSchemaName) -> str:

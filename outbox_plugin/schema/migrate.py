@@ -23,7 +23,7 @@ from psycopg import sql
 from outbox_plugin.errors import InvalidSetting, ServerRefused
 from outbox_plugin.printable import logger_of
 from outbox_plugin.schema.columns import check_columns
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals, loss_as_unavailable
+from outbox_plugin.schema.connection import command_connection
 from outbox_plugin.schema.orphaned_staging_tables import drop_orphans
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import with_schema
@@ -60,11 +60,7 @@ def migrate(settings: Settings, *, wake_up: bool | None = None) -> list[str]:
         StoreUnavailable: Postgres went away meanwhile.
     """
     deadline, reported = time.monotonic() + PATIENCE_SECONDS, ""
-    with (
-        errors_as_refusals(settings),
-        connect_patiently(settings) as connection,
-        loss_as_unavailable(connection),
-    ):
+    with command_connection(settings, is_patient=True) as connection:
         table = with_schema(connection, settings.table)
         while True:
             try:

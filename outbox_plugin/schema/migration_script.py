@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_plugin.printable import printable
-from outbox_plugin.schema.connection import connect_patiently, errors_as_refusals, loss_as_unavailable
+from outbox_plugin.schema.connection import command_connection
 from outbox_plugin.schema.migrate import migrations, refuse_other_tables, refuse_strangers, strangers_of
 from outbox_plugin.schema.statements import check_name, compose, statement
 from outbox_plugin.schema.table_name import with_schema
@@ -35,12 +35,7 @@ def migration_sql(settings: Settings, *, wake_up: bool | None = None) -> str:
         SchemaMissing: the table lacks a column, or has one of another type: it is no outbox.
         StoreUnavailable: Postgres went away meanwhile.
     """
-    with (
-        errors_as_refusals(settings),
-        connect_patiently(settings) as connection,
-        loss_as_unavailable(connection),
-        connection.transaction(),
-    ):
+    with command_connection(settings, is_patient=True) as connection, connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
         table = with_schema(connection, settings.table)
         connection.execute(statement("migrate", "trust_nobody", table))
