@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
+from threading import Lock
 from typing import Any, NoReturn
 
 import psycopg
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connections, transaction
 from psycopg.adapt import AdaptersMap
-from psycopg.rows import TupleRow, tuple_row
+from psycopg.rows import tuple_row
 
+from outbox_plugin.errors import RAISED_ROLLBACK, HandlerMisuse
 from outbox_plugin.inbox.borrowed_connection import BorrowedConnection
+
+_blocks = count(1)
+_NAMES_OF_A_BLOCK = 1_000_000
+_UTC = {"UTC", "Etc/UTC"}  # Most servers are set to the second name, and Django to the first.
 
 
 @contextmanager
@@ -30,7 +37,9 @@ def database_of(connection: psycopg.Connection[Any], alias: str = DEFAULT_DB_ALI
 
     Raises:
         TypeError: the connection is async, or the alias is not one of Postgres. Django's models are not async.
-        django.db.NotSupportedError: `transaction.on_commit` was called within the block.
+        django.db.NotSupportedError: `transaction.on_commit` was called within the block, or models were used while the
+            connection was in a pipeline.
+        HandlerMisuse: `psycopg.Rollback` left the block. psycopg would undo it, and the event would count as handled.
 
     Example:
         def handle(connection: psycopg.Connection, event: Received) -> None:
@@ -45,46 +54,92 @@ def database_of(connection: psycopg.Connection[Any], alias: str = DEFAULT_DB_ALI
     own = connections[alias]
     if own.vendor != "postgresql":
         raise TypeError(f"expected a database of Postgres (the alias {alias!r} names one of {own.display_name})")
-    database = own.copy()
-    with connection.transaction(), _time_zone(connection, database.timezone_name):
-        _lend(connection, database)
-        connections[alias] = database
-        try:
-            with transaction.atomic(using=alias):
-                yield
-                database.validate_no_broken_transaction()
-        finally:
-            connections[alias] = own
+    savepoint, time_zone = _savepoint(connection), _time_zone(connection, own.timezone_name)
+    with savepoint, time_zone, _lent(connection, own) as database, transaction.atomic(using=alias):
+        yield
+        database.validate_no_broken_transaction()
 
 
 class _DjangosConnection(BorrowedConnection):
     """A handler's connection that converts values, and makes cursors, as those of Django do."""
 
-    autocommit = False
-
     def __init__(self, connection: psycopg.Connection[Any], options: dict[str, Any]) -> None:
         super().__init__(connection)
+        self.autocommit = False
         self.adapters = AdaptersMap(options["context"])
         self.row_factory = tuple_row
-        self._new_cursor: Callable[[object], psycopg.Cursor[TupleRow]] = options["cursor_factory"]
+        self.cursor_factory = options["cursor_factory"]
+        self.server_cursor_factory = psycopg.ServerCursor
 
-    def cursor(self, name: str = "", **options: bool) -> psycopg.Cursor[TupleRow] | psycopg.ServerCursor[TupleRow]:
-        """Return a cursor; one with a name reads its rows from the server bit by bit."""
-        if name:
-            return psycopg.ServerCursor(self, name, **options)  # type: ignore[call-overload, no-any-return]
-        return self._new_cursor(self)
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[psycopg.Connection[Any]]:  # type: ignore[override]
+        """What `isinstance` is told: psycopg looks up types, as GeoDjango asks it to, on a connection alone."""
+        return psycopg.Connection
+
+    def cursor(self, *arguments: Any, **named: Any) -> psycopg.Cursor[Any]:
+        """Return a cursor of Django's, as psycopg's own method would make it.
+
+        Raises:
+            psycopg.NotSupportedError: the connection is in a pipeline, where Django takes -1 for a number of rows.
+        """
+        if self.pgconn.pipeline_status:
+            raise psycopg.NotSupportedError("Django's models do not work in a pipeline: end it first")
+        made: psycopg.Cursor[Any] = psycopg.Connection.cursor(self, *arguments, **named)  # type: ignore[call-overload]
+        return made
+
+    def end(self) -> None:
+        """Refuse what cursors that somebody has kept ask for. Their end, whenever that is, asks the server nothing."""
+        self.closed = True
+        self.lock = Lock()  # The end of a cursor waits for it, even if this thread has the connection's own.
+        self.wait = _refuse_to_wait
 
 
-def _lend(connection: psycopg.Connection[Any], database: Any) -> None:
-    """Give a handler's connection to a database of Django that has none, as if it had connected."""
-    database.settings_dict["OPTIONS"].pop("pool", None)  # It would take the connection for one of its pool's.
-    database.connection = _DjangosConnection(connection, database.get_connection_params())
+def _refuse_to_wait(*_: object, **__: object) -> NoReturn:
+    raise psycopg.InterfaceError("the block of database_of that this cursor belongs to has ended")
+
+
+class _Lender:
+    """Stands in for psycopg in a database of Django: to connect is to get the handler's connection."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(psycopg, name)
+
+    def connect(self, **options: Any) -> _DjangosConnection:
+        return _DjangosConnection(self._connection, options)
+
+
+@contextmanager
+def _lent(connection: psycopg.Connection[Any], own: Any) -> Iterator[Any]:
+    """Put a database on a handler's connection in the place of Django's own one."""
+    database = _database_on(connection, own)
+    connections[own.alias] = database
+    borrowed = database.connection
+    try:
+        if apps.is_installed("django.contrib.postgres"):
+            from django.contrib.postgres.signals import register_type_handlers
+
+            register_type_handlers(database)  # It may look the types up, on the connection of the alias.
+        yield database
+    finally:
+        connections[own.alias] = own
+        borrowed.end()
+
+
+def _database_on(connection: psycopg.Connection[Any], own: Any) -> Any:
+    """Return a database like Django's own one that has connected, which gave it a handler's connection."""
+    # With a pool in its options, it would take the connection for one of the pool's.
+    options = {name: value for name, value in own.settings_dict["OPTIONS"].items() if name != "pool"}
+    database = type(own)({**own.settings_dict, "OPTIONS": options}, own.alias)
+    # Several blocks may share a transaction: each has names of its own for its savepoints and cursors.
+    database.savepoint_state = database._named_cursor_idx = next(_blocks) * _NAMES_OF_A_BLOCK
+    database.Database = _Lender(connection)
+    database.connection = database.get_new_connection(database.get_connection_params())
     database.autocommit = True
     database.on_commit = _refuse_on_commit
-    if apps.is_installed("django.contrib.postgres"):
-        from django.contrib.postgres.signals import register_type_handlers
-
-        register_type_handlers(database)
+    return database
 
 
 def _refuse_on_commit(*_: object, **__: object) -> NoReturn:
@@ -95,10 +150,22 @@ def _refuse_on_commit(*_: object, **__: object) -> NoReturn:
 
 
 @contextmanager
+def _savepoint(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A savepoint that goes back on every exception, and lets each of them out."""
+    with connection.transaction():
+        try:
+            yield
+        except psycopg.Rollback as error:
+            if error.transaction is not None:
+                raise
+            raise HandlerMisuse(RAISED_ROLLBACK) from error  # psycopg would undo the block, and go on after it.
+
+
+@contextmanager
 def _time_zone(connection: psycopg.Connection[Any], name: str | None) -> Iterator[None]:
     """Have Postgres send times in Django's time zone, as Django takes for granted."""
     former = connection.info.parameter_status("TimeZone")
-    if not name or name == former:
+    if not name or name == former or {name, former} == _UTC:
         yield
         return
     _set_time_zone(connection, name)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from django.db import IntegrityError, NotSupportedError, connections, models, transaction
+from django.apps import apps
+from django.db import IntegrityError, InterfaceError, NotSupportedError, connections, models, transaction
+from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from psycopg.rows import dict_row
+from psycopg.types import TypeInfo
 from psycopg.types.json import Jsonb
+from psycopg.types.string import ByteaLoader
 
 from outbox_plugin import Event, Outbox, Settings
+from outbox_plugin.errors import HandlerMisuse
 from outbox_plugin.inbox import Inbox, Received, Retry
 from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.django import database_of
@@ -61,8 +67,6 @@ def connection(ready: Settings) -> Iterator[psycopg.Connection[Any]]:
 
 def effect() -> Any:
     """The model. It is made once Django is set up."""
-    from django.apps import apps
-
     if "effect" in apps.all_models["orders"]:
         return apps.all_models["orders"]["effect"]
 
@@ -244,6 +248,135 @@ def test_a_pool_in_djangos_settings_is_left_alone(connection: psycopg.Connection
         options.clear()
 
 
+def test_options_of_djangos_connection_need_not_be_copied(connection: psycopg.Connection[Any], alias: str) -> None:
+    options = connections[alias].settings_dict["OPTIONS"]
+    options["pool"] = {"check": threading.Lock()}  # Copying one fails.
+    try:
+        with database_of(connection, alias):
+            effect().objects.using(alias).create(event="kept")
+    finally:
+        options.clear()
+
+
+@pytest.fixture
+def another(ready: Settings) -> str:
+    """A second database of Django's."""
+    return django_alias("host=127.0.0.1 port=1 dbname=nowhere")
+
+
+def test_an_iterator_may_run_within_another(connection: psycopg.Connection[Any], alias: str, another: str) -> None:
+    with database_of(connection, alias), database_of(connection, another):
+        effect().objects.using(alias).bulk_create(effect()(event=str(number)) for number in range(3))
+        pairs = []
+        for outer in effect().objects.using(alias).iterator(chunk_size=1):
+            pairs += [(outer.id, each.id) for each in effect().objects.using(another).iterator(chunk_size=1)]
+            with database_of(connection, alias):
+                pairs += [(outer.id, each.id) for each in effect().objects.using(alias).iterator(chunk_size=1)]
+    assert len(pairs) == 2 * len(set(pairs)) == 18
+
+
+def test_a_savepoint_of_one_alias_is_none_of_another(
+    connection: psycopg.Connection[Any], alias: str, another: str
+) -> None:
+    with database_of(connection, alias), database_of(connection, another):
+        effect().objects.using(alias).create(event="kept")
+        first = transaction.savepoint(using=alias)
+        effect().objects.using(alias).create(event="undone")
+        transaction.savepoint(using=another)
+        transaction.savepoint_rollback(first, using=alias)
+    assert connection.execute("SELECT event FROM order_effect").fetchall() == [("kept",)]
+
+
+def test_what_outlives_a_block_does_nothing_in_the_next_transaction(
+    connection: psycopg.Connection[Any], alias: str
+) -> None:
+    def kept_iterator() -> Any:
+        iterator = effect().objects.using(alias).iterator(chunk_size=1)
+        next(iterator)
+        return iterator
+
+    with database_of(connection, alias):
+        effect().objects.using(alias).bulk_create(effect()(event=str(number)) for number in range(3))
+        left, collected, used = kept_iterator(), kept_iterator(), kept_iterator()
+        cursor = connections[alias].cursor()
+    connection.commit()
+    with database_of(connection, alias):
+        effect().objects.using(alias).create(event="kept")
+        left.close()
+        with pytest.raises(InterfaceError):
+            next(used)
+        with pytest.raises(InterfaceError):
+            cursor.execute("DELETE FROM order_effect")
+        with connection.lock:
+            collected.close()  # As a collection of garbage could do during a statement.
+    assert connection.execute("SELECT count(*) FROM order_effect").fetchone() == (4,)
+
+
+def test_psycopgs_rollback_fails_the_event(connection: psycopg.Connection[Any], alias: str) -> None:
+    with pytest.raises(HandlerMisuse, match=r"psycopg\.Rollback"), database_of(connection, alias):
+        raise psycopg.Rollback
+
+
+def test_psycopgs_rollback_of_a_transaction_around_undoes_that(connection: psycopg.Connection[Any], alias: str) -> None:
+    def undo(outer: psycopg.Transaction) -> None:
+        with database_of(connection, alias):
+            effect().objects.using(alias).create(event="undone")
+            raise psycopg.Rollback(outer)
+
+    with connection.transaction() as outer:
+        undo(outer)
+    assert connection.execute("SELECT event FROM order_effect").fetchall() == []
+
+
+def test_a_pipeline_is_refused_as_django_takes_its_unknown_counts_for_rows(
+    connection: psycopg.Connection[Any], alias: str
+) -> None:
+    with pytest.raises(NotSupportedError, match="pipeline"), database_of(connection, alias), connection.pipeline():
+        assert not effect().objects.using(alias).filter(event="missing").update(event="changed")
+    with pytest.raises(NotSupportedError, match="pipeline"), connection.pipeline(), database_of(connection, alias):
+        assert not effect().objects.using(alias).filter(event="missing").update(event="changed")
+
+
+def test_psycopgs_cursors_are_made_as_asked_for(connection: psycopg.Connection[Any], alias: str) -> None:
+    with database_of(connection, alias):
+        lent = connections[alias].connection
+        assert lent.cursor(row_factory=dict_row).execute("SELECT 1 AS a").fetchone() == {"a": 1}
+        with lent.cursor("named", row_factory=dict_row) as cursor:
+            assert cursor.execute("SELECT 1 AS a").fetchall() == [{"a": 1}]
+
+
+def test_types_of_djangos_app_for_postgres_are_looked_up_on_the_handlers_connection(
+    connection: psycopg.Connection[Any], alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apps, "is_installed", lambda name: name == "django.contrib.postgres")
+    with database_of(connection, alias):
+        effect().objects.using(alias).create(event="kept")
+
+
+class EngineWithTypes(DatabaseWrapper):  # type: ignore[misc]
+    """Registers types where it has connected, as GeoDjango's engine does."""
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
+        connection = super().get_new_connection(conn_params)
+        found = TypeInfo.fetch(connection, "order_effect")
+        assert found is not None
+        connection.adapters.register_loader(found.oid, ByteaLoader)
+        return connection
+
+
+def test_an_engine_may_register_types_of_its_own(connection: psycopg.Connection[Any], alias: str) -> None:
+    own = connections[alias]
+    connections[alias] = EngineWithTypes(own.settings_dict, alias)
+    try:
+        with database_of(connection, alias), connections[alias].cursor() as cursor:
+            cursor.execute("SELECT ROW(1, '', NULL, NULL, NULL)::order_effect")
+            assert isinstance(cursor.fetchone()[0], bytes)
+    finally:
+        connections[alias] = own
+    row = connection.execute("SELECT ROW(1, '', NULL, NULL, NULL)::order_effect").fetchone()
+    assert row == ('(1,"",,,)',)
+
+
 class Counting(psycopg.Connection[Any]):
     """Counts what it asks the server for."""
 
@@ -254,9 +387,10 @@ class Counting(psycopg.Connection[Any]):
         return super().wait(*args, **kwargs)
 
 
-def test_a_block_costs_two_statements(ready: Settings, alias: str) -> None:
+@pytest.mark.parametrize("zone", ["UTC", "Etc/UTC"])
+def test_a_block_costs_two_statements(ready: Settings, alias: str, zone: str) -> None:
     with Counting.connect(ready.dsn.get_secret_value()) as connection:
-        connection.execute("SET LOCAL TimeZone TO UTC")
+        connection.execute("SELECT set_config('TimeZone', %s, true)", [zone])
         before = connection.requests
         with database_of(connection, alias):
             effect().objects.using(alias).create(event="kept")
