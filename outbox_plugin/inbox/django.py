@@ -87,6 +87,14 @@ class _DjangosConnection(BorrowedConnection):
         made: psycopg.Cursor[Any] = psycopg.Connection.cursor(self, *arguments, **named)  # type: ignore[call-overload]
         return made
 
+    def commit(self) -> NoReturn:
+        """Refuse a COMMIT that Django has not been asked for. Its own does nothing."""
+        raise psycopg.ProgrammingError("the inbox commits once the handler has returned")
+
+    def rollback(self) -> NoReturn:
+        """Refuse a ROLLBACK, too: if it did nothing, what it should undo would be committed."""
+        raise psycopg.ProgrammingError("the inbox rolls back if the handler fails: raise an exception")
+
     def end(self) -> None:
         """Refuse what cursors that somebody has kept ask for. Their end, whenever that is, asks the server nothing."""
         self.closed = True
@@ -138,8 +146,13 @@ def _database_on(connection: psycopg.Connection[Any], own: Any) -> Any:
     database.Database = _Lender(connection)
     database.connection = database.get_new_connection(database.get_connection_params())
     database.autocommit = True
+    database._commit = database._rollback = _leave_to_the_savepoint
     database.on_commit = _refuse_on_commit
     return database
+
+
+def _leave_to_the_savepoint() -> None:
+    """Do nothing at the end of the outermost `atomic()`."""
 
 
 def _refuse_on_commit(*_: object, **__: object) -> NoReturn:

@@ -194,10 +194,20 @@ def on_commit(alias: str) -> None:
     transaction.on_commit(lambda: None, using=alias)
 
 
+def commit_by_psycopg(alias: str) -> None:
+    connections[alias].connection.commit()
+
+
+def roll_back_by_psycopg(alias: str) -> None:
+    connections[alias].connection.rollback()
+
+
 @pytest.mark.parametrize(
     ("end", "error"),
     [
         (commit, TransactionManagementError),
+        (commit_by_psycopg, psycopg.ProgrammingError),
+        (roll_back_by_psycopg, psycopg.ProgrammingError),
         (set_autocommit, TransactionManagementError),
         (durable, RuntimeError),
         (on_commit, NotSupportedError),
