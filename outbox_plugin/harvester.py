@@ -157,13 +157,13 @@ class Harvester(Background):
             now=self._runtime.now,
         )
 
-    def for_restart(self) -> Harvester:
+    def for_restart(self, observe: Observer) -> Harvester:
         """Make a harvester that restarts this one. Start it when this one has been stopped.
 
         If this one has started, that one starts sooner: it leaves to its terms what they check again. It adopts nothing
-        again, and does not decide the number of shards.
+        again, and does not decide the number of shards. It calls `observe` with its own events alone.
         """
-        restarted = Harvester(self._settings, observe=self._observe_too, adopt=self._adopt)
+        restarted = Harvester(self._settings, observe=observe, adopt=self._adopt)
         restarted._is_checked, restarted._adopted = self._is_checked, self._adopted
         return restarted
 

@@ -138,7 +138,9 @@ class TenantHarvesters(Background):
         self._stopped: dict[str, Harvester] = {}  # Of tenants at rest, and of those that made place.
         self._starts: dict[str, _Task[None]] = {}
         self._led: set[str] = set()  # The schemas that we have led: what is to be adopted has been.
-        self._lasting_errors: dict[str, str] = {}  # Why terms have ended that will end again, by schema.
+        # By schema, why terms of its present harvester have ended that will end again. Each harvester has a list of its
+        # own: one that is being stopped may meet such an error when the next one runs already.
+        self._lasting_errors: dict[str, list[str]] = {}
         self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.
         self._observed: TenantsTelemetry | None = None  # If OUTBOX_LISTEN is set.
@@ -326,8 +328,8 @@ class TenantHarvesters(Background):
                 continue
             if harvester.error is not None:
                 self._failed(schema, _reason(harvester.error))
-            elif (reason := self._lasting_errors.get(schema)) is not None:
-                self._failed(schema, reason)
+            elif reasons := self._lasting_errors.get(schema):
+                self._failed(schema, reasons[0])
 
     def _failed(self, schema: str, reason: str) -> None:
         self._let_go(schema)
@@ -337,19 +339,25 @@ class TenantHarvesters(Background):
                 logger.warning("not harvested, tried again in %.0f s: %s", retry.seconds, reason)
 
     def _next_harvester(self, schema: str) -> Harvester:
-        self._lasting_errors.pop(schema, None)  # The last one may have met it while it was stopped.
+        lasting_errors = self._lasting_errors[schema] = list[str]()
+        observe = partial(self._observe, schema, lasting_errors)
         if (stopped := self._stopped.pop(schema, None)) is not None:
-            return stopped.for_restart()
-        observe = partial(self._observe, schema)
+            return stopped.for_restart(observe)
         adopt = self._adopt and schema not in self._led
         return Harvester(self._settings.of_schema(schema), observe=observe, adopt=adopt)
 
-    def _observe(self, schema: str, event: HarvestEvent) -> None:
-        """Take in what a harvester does, on its threads."""
+    def _observe(self, schema: str, lasting_errors: list[str], event: HarvestEvent) -> None:
+        """Take in what a harvester does, on its threads.
+
+        Args:
+            schema: that it harvests.
+            lasting_errors: its own.
+            event: what it does.
+        """
         if isinstance(event, TermBegan):
             self._led.add(schema)
         if isinstance(event, TermFinished) and event.error_type in _LASTING_ERRORS:
-            self._lasting_errors[schema] = event.reason or event.error_type
+            lasting_errors.append(event.reason or event.error_type)
             self._check_now.set()
 
     def _let_rest(self, schema: str) -> None:

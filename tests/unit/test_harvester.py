@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import LayoutChanged
 from outbox_plugin.harvester import Harvester, may_take_over_early
+from outbox_plugin.relay.events import HarvestEvent, TermFinished
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,16 @@ def test_an_election_that_is_shared_with_goharvest_knows_no_early_takeover(
         leader_group=leader_group,
     )
     assert may_take_over_early(settings) == early
+
+
+def test_a_harvester_that_was_restarted_often_is_observed_still() -> None:
+    """A tenant that rests and wakes every minute is restarted a thousand times in a day."""
+    events: list[HarvestEvent] = []
+    last = Harvester(Settings(dsn="postgresql://u@h/d", bootstrap_servers="h:1"), observe=events.append)
+    for _ in range(sys.getrecursionlimit()):
+        last = last.for_restart(events.append)
+    last._observe(finished := TermFinished(0, "leader", "why", "ProgressLost"))
+    assert events == [finished]
 
 
 def test_a_harvester_that_begins_again_notes_what_is_wrong_by_then(monkeypatch: pytest.MonkeyPatch) -> None:

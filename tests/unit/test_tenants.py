@@ -28,8 +28,8 @@ class Noted:
     def __init__(self, settings: Settings, *, observe: Observer, adopt: bool, restarts: Noted | None = None) -> None:
         self.settings, self.observe, self.adopt, self.restarts = settings, observe, adopt, restarts
 
-    def for_restart(self) -> Noted:
-        return Noted(self.settings, observe=self.observe, adopt=self.adopt, restarts=self)
+    def for_restart(self, observe: Observer) -> Noted:
+        return Noted(self.settings, observe=observe, adopt=self.adopt, restarts=self)
 
     def start(self) -> None:
         if self.start_error is not None:
@@ -159,6 +159,21 @@ def test_a_tenant_that_may_not_be_led_has_failed(service: Any) -> None:
     service._follow(threading.TIMEOUT_MAX)
     let_starts_end(service)
     assert (service._schedule.failed, service._harvesters["tenant_a"].restarts) == ((), None)
+
+
+def test_what_a_stopped_harvester_meets_late_does_not_fail_its_restart(rested: Any) -> None:
+    """Its stop may take seconds, and a tenant may be woken meanwhile."""
+    last = rested._harvesters["tenant_a"]
+    rested._follow(1.0)
+    rested._rest.follow([])
+    rested._follow(2.0)
+    restarted = rested._harvesters["tenant_a"]
+    last.observe(finished("ProgressLost"))
+    let_starts_end(rested)
+    assert (rested._schedule.failed, rested._harvesters["tenant_a"]) == ((), restarted)
+    restarted.observe(finished("ProgressLost"))
+    rested._take_failures()
+    assert rested._schedule.failed == ("tenant_a",)
 
 
 def test_an_exception_while_a_harvester_is_stopped_is_logged(
