@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from outbox_plugin.adapters.tenant_activity import TenantActivityReader
 from outbox_plugin.core.resting_tenants import OutboxActivity
 from outbox_plugin.embedded.postgres import EmbeddedPostgres
 from tests.postgres_sessions import sessions_waiting_for_a_lock
+from tests.roles import as_role, let_in
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -113,6 +115,37 @@ def test_ids_of_several_sequences_do_not_tell(pattern: Settings, reader: TenantA
         " CASE WHEN random() < 0.5 THEN nextval('tenant_a.even') ELSE nextval('tenant_a.outbox_id_seq') END",
     )
     assert seen(reader) is None
+
+
+@pytest.fixture
+def foreign_reader(pattern: Settings) -> Iterator[TenantActivityReader]:
+    """Reads, as a role that owns nothing, one tenant: policies apply to it."""
+    role, dsn = f"harvester_{uuid.uuid4().hex[:8]}", pattern.dsn.get_secret_value()
+    create(pattern, "tenant_a")
+    execute(pattern, f"CREATE ROLE {role} LOGIN", f"GRANT USAGE ON SCHEMA tenant_a TO {role}")
+    execute(pattern, *(f"GRANT ALL ON ALL {each} IN SCHEMA tenant_a TO {role}" for each in ("TABLES", "SEQUENCES")))
+    let_in(dsn, role)
+    with closing(TenantActivityReader(pattern.model_copy(update={"dsn": SecretStr(as_role(dsn, role))}))) as reader:
+        yield reader
+    execute(pattern, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_rows_that_no_policy_lets_us_read_and_delete_keep_their_tenant_awake(
+    pattern: Settings, foreign_reader: TenantActivityReader
+) -> None:
+    """Its harvester says what is wrong; at rest, the tenant would be called well for ever."""
+    can_rest = []
+    for statement in (
+        "INSERT INTO tenant_a.outbox DEFAULT VALUES",
+        "ALTER TABLE tenant_a.outbox ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY readers ON tenant_a.outbox FOR SELECT USING (true)",
+        "CREATE POLICY others ON tenant_a.outbox FOR DELETE TO pg_monitor USING (true)",
+        "CREATE POLICY deletions ON tenant_a.outbox FOR DELETE USING (true)",
+    ):
+        execute(pattern, statement)
+        can_rest.append(seen(foreign_reader) is not None)
+    assert can_rest == [True, False, False, False, True]
+    assert foreign_reader.have_rows(["tenant_a"]) == {"tenant_a": True}
 
 
 def test_outboxes_that_cannot_be_read_soon_hold_the_others_up_for_a_moment_only(
