@@ -18,7 +18,7 @@ from outbox_plugin.adapters.tenant_activity import TenantActivityReader
 from outbox_plugin.adapters.tenant_wake_up import TenantWakeUp
 from outbox_plugin.core.resting_tenants import ActivitySnapshot, RestingTenants
 from outbox_plugin.core.tenant_schedule import TenantSchedule
-from outbox_plugin.errors import ForeignOutbox, InvalidSetting, OutboxError, ProgressLost
+from outbox_plugin.errors import ForeignOutbox, InvalidSetting, OutboxError, ProgressLost, SchemaMissing
 from outbox_plugin.harvester import Harvester
 from outbox_plugin.log_tenant import about_tenant, of_tenant
 from outbox_plugin.observe.metrics_extra import metrics_extra
@@ -47,7 +47,7 @@ STARTS_AT_ONCE = 8  # Each is a connection to Postgres, and requests to Kafka.
 SLOW_SECONDS = 10.0  # A start that takes longer waits for a lock, or for a server: others go on beside it.
 # A term that ends with one of these ends with it again, until somebody acts. The check at a start refuses the harvester
 # for the same, and disturbs nobody.
-_LASTING_ERRORS = (ForeignOutbox.__name__, ProgressLost.__name__)
+_LASTING_ERRORS = tuple(each.__name__ for each in (ForeignOutbox, InvalidSetting, ProgressLost, SchemaMissing))
 STOP_SECONDS = 30.0  # For all harvesters together. One that is stuck in its start ends with the process.
 
 

@@ -486,6 +486,19 @@ def test_a_tenant_that_wakes_has_failed_if_its_last_progress_record_is_lost(
     eventually(lambda: count(resting, "failed") == 1, 30)
 
 
+def test_a_tenant_that_wakes_has_failed_if_its_table_was_broken_while_it_rested(
+    resting: Settings, at_rest: Settings, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute(at_rest, "ALTER TABLE tenant_a.outbox DROP COLUMN leader_id")
+    insert(at_rest, topic, [(at_rest.table, "after")])
+    eventually(lambda: count(resting, "failed") == 1, 30)
+    assert "1 cannot be: tenant_a" in page(resting, "/readyz")
+    assert any("not harvested" in each.msg and "leader_id" in each.getMessage() for each in caplog.records)
+    execute(at_rest, "ALTER TABLE tenant_a.outbox ADD COLUMN leader_id UUID")
+    eventually(lambda: backlog(at_rest) == 0, 60)
+    assert [record.value for record in consume(at_rest, topic)] == ["before", "after"]
+
+
 def test_a_long_transaction_keeps_its_tenant_awake(resting: Settings, topic: str) -> None:
     only = tenant(resting, "tenant_a")
     eventually(lambda: count(resting, "resting") == 1, 60)
