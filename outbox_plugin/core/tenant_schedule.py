@@ -12,9 +12,10 @@ A tenant is known by its schema.
     running, and others wait for a place               after its turn it is stopped, and waits behind them
     no longer found                                    its harvester is stopped, and it is forgotten
 
-The wait doubles each time that a harvester fails soon after its start. Of the tenants that may be started, those that
-were never started come first, then the one that has waited longest. So however many tenants are broken, each other
-one is started as soon as there is room. A refusal needs no room.
+The wait doubles each time that a harvester fails soon after its start, until one has run well: for long, or until its
+tenant came to rest. Of the tenants that may be started, those that were never started come first, then the one that has
+waited longest. So however many tenants are broken, each other one is started as soon as there is room. A refusal needs
+no room.
 
 Where tenants rest, only so many run at once (`places`): a process that wakes hundreds at the same time would be too
 busy to keep one of them alive. Those that wait take turns with those that run, so that each one is served.
@@ -169,6 +170,8 @@ class TenantSchedule:
         """Put a tenant to rest. Returns whether it was running."""
         tenant = self._tenants.setdefault(schema, _Tenant())
         was_running, tenant.is_running = tenant.is_running, False
+        if was_running:  # Its outbox is empty, so its harvester did not fail for what made the last one fail.
+            tenant.backoff.succeeded()
         tenant.is_refused, tenant.has_failed, tenant.is_resting = False, False, True
         return was_running
 

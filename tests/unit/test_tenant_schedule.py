@@ -90,6 +90,18 @@ def test_a_tenant_that_fails_is_started_again_after_longer_and_longer_waits() ->
     assert failed_at(schedule, "a", now + WELL_SECONDS) == RETRY_FIRST
 
 
+def test_a_tenant_that_ran_until_it_came_to_rest_waits_no_longer_for_what_failed_before() -> None:
+    """It may never run for long at a time, and fail once in a month."""
+    schedule, now = TenantSchedule(), 0.0
+    for _ in range(6):
+        schedule.changes(found("a"), now, ROOM)
+        now += failed_at(schedule, "a", now)
+    schedule.changes(found("a"), now, ROOM)
+    assert schedule.changes(found("a"), now + 2.0, ROOM, {"a"}).rest == ("a",)
+    schedule.changes(found("a"), now + 3.0, ROOM)
+    assert failed_at(schedule, "a", now + 3.0) == RETRY_FIRST
+
+
 def test_a_tenant_that_is_gone_is_forgotten_with_its_failures() -> None:
     schedule = TenantSchedule()
     schedule.changes(found("a"), 0.0, ROOM)
