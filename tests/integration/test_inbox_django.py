@@ -285,7 +285,7 @@ def test_an_iterator_may_run_within_another(connection: psycopg.Connection[Any],
     assert len(pairs) == 2 * len(set(pairs)) == 18
 
 
-@pytest.mark.filterwarnings("ignore:savepoint.* is deprecated")  # Django has another name for it since 6.2.
+@pytest.mark.filterwarnings("ignore:savepoint.* is deprecated")  # A later Django has another name for it.
 def test_a_savepoint_of_one_alias_is_none_of_another(
     connection: psycopg.Connection[Any], alias: str, another: str
 ) -> None:
