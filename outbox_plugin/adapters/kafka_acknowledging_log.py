@@ -36,7 +36,7 @@ class KafkaAcknowledgingLog:
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
         """
         self._should_wait = should_wait
-        self._records = RecordSender(reserved)
+        self._records = RecordSender(reserved, should_wait)
         config = producer_config(settings, enable_idempotence=True, message_timeout_ms=DELIVERY_TIMEOUT_MS)
         try:
             self._producer: Producer | None = Producer({**config, "on_delivery": self._records.on_delivery})

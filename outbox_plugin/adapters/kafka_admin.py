@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self, TypeVar
@@ -48,6 +50,7 @@ _LEADERS_MS = 5_000
 # How often a client asks which brokers there are; every five minutes by default. Where the one that it takes for the
 # controller has died, it goes on asking that one until then.
 _BROKERS_MS = 5_000
+_PATIENCE_SECONDS = 0.5  # How long a wait lasts before it is checked whether to go on waiting.
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 K = TypeVar("K")
@@ -229,12 +232,12 @@ class KafkaAdmin:
                 if topic not in found
             ]
             small = [NewPartitions(topic, shards) for topic, each in found.items() if len(each.partitions) < shards]
-            futures: list[tuple[str, Future[None]]] = []
+            requests: list[tuple[str, Future[None]]] = []
             if missing:
-                futures += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
+                requests += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
             if small:
-                futures += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
-            for topic, future in futures:
+                requests += self.client.create_partitions(small, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()
+            for topic, future in requests:
                 self._await_change(topic, future)
             return self._existing(wanted) if missing else found
         except KafkaException as error:
@@ -331,18 +334,26 @@ class KafkaAdmin:
         )
         return None
 
-    def least_in_sync(self, topic: str) -> int | None:
-        """How many replicas of a partition must be in sync before it takes records; None if Kafka does not tell us."""
-        least = self._config(topic, "min.insync.replicas")
+    def least_in_sync(self, topic: str, should_wait: Callable[[], bool]) -> int | None:
+        """How many replicas of a partition must be in sync before it takes records; None if Kafka does not tell us.
+
+        Args:
+            topic: one whose configuration we may read.
+            should_wait: returns whether waiting still makes sense; called now and then.
+        """
+        least = self._config(topic, "min.insync.replicas", should_wait)
         return None if least is None else int(least)
 
-    def _config(self, topic: str, name: str) -> str | None:
+    def _config(self, topic: str, name: str, should_wait: Callable[[], bool] = lambda: True) -> str | None:
         """The value of a property of a topic; None if Kafka does not answer, or does not let us read it."""
         try:
             [asked] = self.client.describe_configs(
                 [ConfigResource(ResourceType.TOPIC, topic)], request_timeout=REQUEST_TIMEOUT_SECONDS
             ).values()
-            value: str | None = answer_of(asked, REQUEST_TIMEOUT_SECONDS)[name].value
+            deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+            while not asked.done() and should_wait() and time.monotonic() < deadline:
+                futures.wait([asked], _PATIENCE_SECONDS)
+            value: str | None = answer_of(asked, 0)[name].value
         except (KafkaException, TimeoutError):
             return None
         return value

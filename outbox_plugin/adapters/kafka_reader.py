@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from outbox_plugin.adapters.kafka_clients import (
     UNKNOWN_TOPIC,
     internal_client_config,
 )
+from outbox_plugin.adapters.topic_metadata import ATTEMPT_SECONDS, NO_ANSWER
 from outbox_plugin.adapters.truncation_aware_reader import TruncationAwareReader
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
@@ -216,7 +217,10 @@ def _offsets(consumer: Consumer, asked: list[TopicPartition], timeout_seconds: f
 
 
 def bounds(
-    consumer: Consumer, partition: TopicPartition, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    consumer: Consumer,
+    partition: TopicPartition,
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    should_wait: Callable[[], bool] = lambda: True,
 ) -> tuple[int, int]:
     """The partition's first offset and its end; waits while it has no leader yet, as right after its creation.
 
@@ -224,16 +228,19 @@ def bounds(
         consumer: its isolation level says whether an open transaction is the end.
         partition: its offset is ignored.
         timeout_seconds: how long that may take.
+        should_wait: returns whether waiting still makes sense; called now and then.
 
     Raises:
         KafkaException: Kafka does not answer in time, or refuses to.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
+        attempt_seconds = max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic()))
         try:
-            first, end = consumer.get_watermark_offsets(partition, timeout=max(0.1, deadline - time.monotonic()))
+            first, end = consumer.get_watermark_offsets(partition, timeout=attempt_seconds)
             return first, end
         except KafkaException as error:
-            if error.args[0].code() not in UNKNOWN_TOPIC | NO_LEADER_YET or time.monotonic() > deadline:
+            passes = error.args[0].code() in {*UNKNOWN_TOPIC, *NO_LEADER_YET, *NO_ANSWER}
+            if not passes or time.monotonic() >= deadline or not should_wait():
                 raise
             time.sleep(0.05)

@@ -75,7 +75,7 @@ class KafkaTransactionalLog:
         self._numbering = Numbering()
         self._should_wait = should_wait
         self._reserved = reserved
-        self._records = RecordSender(reserved)
+        self._records = RecordSender(reserved, should_wait)
         self._producer: Producer | None = None
         self._in_doubt = True
         self._largest_progress = min(LARGEST_BODY, largest_record_bytes(settings) - _RECORD_BYTES)
@@ -141,7 +141,7 @@ class KafkaTransactionalLog:
 
     def read_progress(self, *, fenced: bool, accepts_unsigned: bool = False) -> LastProgress:
         """The shard's last progress record; `fenced` says that no open transaction can hide a later one."""
-        with closing(ProgressReader(self._settings, self._names, self._signer)) as reader:
+        with closing(ProgressReader(self._settings, self._names, self._signer, self._should_wait)) as reader:
             last = reader.read(self._slice, to_the_end=fenced, accepts_unsigned=accepts_unsigned)
         self._numbering.read_to(last.end)
         return last
@@ -204,11 +204,13 @@ class KafkaTransactionalLog:
         commit then, so nothing is published.
 
         Raises:
-            LogUnavailable: they do not come for another reason; nothing is published.
+            LogUnavailable: they do not come for another reason, or the term is to end first; nothing is published.
             KafkaException: the producer was fenced.
         """
         waiting, since, looks = len(self._open), time.monotonic(), 0
-        while waiting and self._should_wait() and not self._records.any_failed:
+        while waiting and not self._records.any_failed:
+            if not self._should_wait():
+                raise LogUnavailable("Kafka had not acknowledged what was sent when the term had to end")
             before, waiting = waiting, self._open.flush(_FLUSH_SECONDS)
             now = time.monotonic()
             if waiting != before:
@@ -219,6 +221,8 @@ class KafkaTransactionalLog:
                 looks += 1
                 if now - since > SILENT_SECONDS:
                     self._check_progress_partition()
+                if not self._should_wait():
+                    continue
                 if self._records.without_leader(self._open) and looks > 1:  # One that moves has none for a moment.
                     return False
                 if self._records.give_up_silent(self._open, SILENT_SECONDS):
@@ -231,9 +235,14 @@ class KafkaTransactionalLog:
         Raises:
             LogUnavailable: it is.
         """
+        if (reason := self._why_progress_stalled()) is not None:
+            raise LogUnavailable(f"Kafka: {reason}")
+
+    def _why_progress_stalled(self) -> str | None:
+        """That the progress topic takes no records, and why; None if it may take them, or if Kafka does not say."""
         topic, partition = self._names.progress_topic, self._slice.number
-        if (reason := why_stalled(self._open, self._settings, topic, partition)) is not None:
-            raise LogUnavailable(f"Kafka: the topic {topic} takes no records: {reason}")
+        reason = why_stalled(self._open, self._settings, topic, partition, self._should_wait)
+        return None if reason is None else f"the topic {topic} takes no records: {reason}"
 
     def _commit(self) -> None:
         """Commit, and wait for the answer as long as `should_wait` returns True, `COMMIT_TIMEOUT_SECONDS` at most."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from itertools import chain
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -32,13 +31,20 @@ _END_WAIT_MILLISECONDS = 2
 class ProgressReader:
     """Reads the last progress records of slices, one after the other. Fences nobody."""
 
-    def __init__(self, settings: Settings, names: KafkaNames, signer: Signer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        names: KafkaNames,
+        signer: Signer,
+        should_wait: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Connect.
 
         Args:
             settings: which Kafka.
             names: what the group calls its topics.
             signer: has the secret of the outbox.
+            should_wait: returns whether waiting for Kafka still makes sense; called now and then.
 
         Raises:
             LogUnavailable: there is no token for Kafka.
@@ -46,6 +52,7 @@ class ProgressReader:
         self._settings = settings
         self._topic = names.progress_topic
         self._signer = signer
+        self._should_wait = should_wait
         with ExitStack() as opened, self._errors_explained():
             self._uncommitted = opened.enter_context(closing(_consumer(settings, names, "read_uncommitted")))
             self._committed = opened.enter_context(closing(_consumer(settings, names, "read_committed")))
@@ -89,7 +96,7 @@ class ProgressReader:
 
     def _find(self, finder: LastRecordFinder, partition: int, *, to_the_end: bool) -> LastProgress:
         # The consumer of committed records would return the begin of an open transaction as the end.
-        first, end = bounds(self._uncommitted, TopicPartition(self._topic, partition))
+        first, end = bounds(self._uncommitted, TopicPartition(self._topic, partition), should_wait=self._should_wait)
         tail_records = _TAIL_RECORDS
         while True:
             start = max(first, end - tail_records)
@@ -114,10 +121,13 @@ class ProgressReader:
         found = []
         reader = PartitionReader(consumer, self._topic, {partition: span})
         try:
-            for message in chain.from_iterable(reader.batches(silence_seconds=REQUEST_TIMEOUT_SECONDS)):
-                its_key, value, headers = content(message)
-                if its_key == key:
-                    found.append(LogRecord(message.offset() or 0, False, value, headers))
+            for batch in reader.batches(silence_seconds=REQUEST_TIMEOUT_SECONDS):
+                if not self._should_wait():
+                    raise LogUnavailable(f"Kafka: {self._topic} had not been read to its end when the term had to end")
+                for message in batch:
+                    its_key, value, headers = content(message)
+                    if its_key == key:
+                        found.append(LogRecord(message.offset() or 0, False, value, headers))
         except NotReadToEnd as error:
             raise LogUnavailable(
                 f"{error}: nothing more came for {REQUEST_TIMEOUT_SECONDS:.0f} s; an open transaction of another "

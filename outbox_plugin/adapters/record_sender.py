@@ -71,9 +71,14 @@ class Deliveries:
 class RecordSender:
     """Produces rows, and remembers the results of the last ones until `reset`."""
 
-    def __init__(self, reserved: Callable[[str], str | None]) -> None:
-        """Nothing is sent yet. `reserved` returns why a topic is not for events; None where it is."""
-        self._topics = WritableTopics(reserved)
+    def __init__(self, reserved: Callable[[str], str | None], should_wait: Callable[[], bool] = lambda: True) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            reserved: returns why a topic is not for events; None where it is.
+            should_wait: returns whether waiting for an answer still makes sense; called now and then.
+        """
+        self._topics = WritableTopics(reserved, should_wait=should_wait)
         self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
         self._limits: dict[str, int] = {}
         self._rows: Sequence[OutboxRow] = ()

@@ -23,7 +23,8 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import TopicMetadata
 
-from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC
+from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, UNKNOWN_TOPIC
+from outbox_plugin.adapters.topic_metadata import look_up_topic
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal
 
@@ -91,15 +92,22 @@ class _Stalled(NamedTuple):
 class WritableTopics:
     """Which topics one producer may write to."""
 
-    def __init__(self, reserved: Callable[[str], str | None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        reserved: Callable[[str], str | None],
+        clock: Callable[[], float] = time.monotonic,
+        should_wait: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             reserved: returns why a topic is not for events at all; None where it is.
             clock: in seconds.
+            should_wait: returns whether waiting for an answer still makes sense; called now and then.
         """
         self._reserved = reserved
         self._clock = clock
+        self._should_wait = should_wait
         self._known: dict[str, int] = {}  # How many partitions each has.
         self._missed: dict[str, _Missed] = {}
         self._silent: dict[str, _Silent] = {}
@@ -217,9 +225,7 @@ class WritableTopics:
 
         def ask(topic: str) -> TopicMetadata | None:
             try:
-                answer = producer.list_topics(topic, timeout=REQUEST_TIMEOUT_SECONDS)
-                found: TopicMetadata | None = answer.topics.get(topic)
-                return found
+                return look_up_topic(producer, topic, self._should_wait)
             except KafkaException as error:
                 raise LogUnavailable(f"Kafka, looking up the topic {topic}: {error.args[0].str()}") from error
 

@@ -52,6 +52,12 @@ def test_a_record_behind_an_open_transaction_is_not_passed_over(
         assert last_progress(settings) is None  # All that can be seen so far.
         with pytest.raises(LogUnavailable, match="not read to its end"):
             last_progress(settings, to_the_end=True)
+        signer = signer_of(settings)
+        with (
+            closing(KafkaTransactionalLog(settings, names, Slice(0, 1), signer, lambda: False, lambda _: None)) as log,
+            pytest.raises(LogUnavailable, match="the term had to end"),
+        ):
+            log.read_progress(fenced=True)
         another.abort_transaction(20)
     found = last_progress(settings, to_the_end=True)
     assert found is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -159,6 +160,25 @@ def test_bounds_are_asked_again_while_the_brokers_do_not_agree_on_a_leader(answe
 
     client: Any = Consumer()
     assert bounds(client, TopicPartition("t", 0)) == (3, 9)
+
+
+@pytest.mark.parametrize("should_wait", [True, False])
+def test_bounds_are_asked_for_once_more_only_where_somebody_waits(*, should_wait: bool) -> None:
+    """Kafka does not answer, and the term may have to end."""
+    asked: list[float] = []
+
+    class Consumer:
+        def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+            asked.append(timeout)
+            if len(asked) == 1:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return 3, 9
+
+    client: Any = Consumer()
+    with nullcontext() if should_wait else pytest.raises(KafkaException):
+        bounds(client, TopicPartition("t", 0), should_wait=lambda: should_wait)
+    assert len(asked) == 1 + should_wait
+    assert max(asked) < 5.0
 
 
 def test_ends_are_asked_again_while_a_partition_has_no_leader() -> None:

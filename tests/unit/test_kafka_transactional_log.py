@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -10,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters import kafka_transactional_log
+from outbox_plugin.adapters import kafka_transactional_log, topic_metadata
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
@@ -235,6 +236,32 @@ def test_a_topic_with_too_few_replicas_in_sync_is_left_alone(
     monkeypatch.setattr(Producer, "purge", lambda _: log._records._failed_reports.append((purged, "short", b"k", b"v")))
     assert not log.publish([GOOD, GOOD._replace(id=2, topic="short")], PROGRESS)
     assert (silent, log.in_doubt) == ({"short"}, True)
+
+
+def test_a_term_that_has_to_end_waits_for_no_broker_that_does_not_answer(
+    log: KafkaTransactionalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is acknowledged, and the brokers do not say why. Nothing was published then: no commit is tried."""
+    asked: list[str] = []
+
+    def no_answer(_: Producer, topic: str, timeout: float) -> NoReturn:
+        asked.append(topic)
+        time.sleep(timeout)
+        raise DOWN
+
+    monkeypatch.setattr(kafka_transactional_log, "STALLED_SECONDS", 0.001)
+    monkeypatch.setattr(kafka_transactional_log, "SILENT_SECONDS", 0.002)
+    monkeypatch.setattr(topic_metadata, "ATTEMPT_SECONDS", 0.05)
+    monkeypatch.setattr(Producer, "list_topics", no_answer, raising=False)
+    monkeypatch.setattr(Producer, "__len__", lambda _: 1)
+    monkeypatch.setattr(Producer, "flush", lambda *_: 1)
+    monkeypatch.setattr(log, "_should_wait", lambda: not asked)
+    monkeypatch.setattr(log._records._topics, "_should_wait", lambda: not asked)
+    began = time.monotonic()
+    with pytest.raises(LogUnavailable, match="had to end"):
+        log.publish([GOOD], PROGRESS)
+    assert asked
+    assert time.monotonic() - began < 2.0
 
 
 def test_a_producer_that_refuses_to_be_emptied_is_let_go_of_all_the_same(

@@ -1,0 +1,40 @@
+"""Looks up a topic's metadata, also where one of several brokers does not answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import TopicMetadata
+
+from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS
+
+# A client asks any broker that it is connected to. Where that one is stopped, the next attempt may ask another.
+ATTEMPT_SECONDS = 2.0
+NO_ANSWER = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}
+
+
+def look_up_topic(
+    client: Producer | Consumer, topic: str, should_wait: Callable[[], bool] = lambda: True
+) -> TopicMetadata | None:
+    """The topic's metadata; None if the answer lacks the topic.
+
+    Args:
+        client: any client of the brokers.
+        topic: its name.
+        should_wait: returns whether waiting still makes sense; called after each attempt.
+
+    Raises:
+        KafkaException: Kafka does not answer, or refuses to.
+    """
+    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while True:
+        left_seconds = deadline - time.monotonic()
+        try:
+            answer = client.list_topics(topic, timeout=max(0.1, min(ATTEMPT_SECONDS, left_seconds)))
+            found: TopicMetadata | None = answer.topics.get(topic)
+            return found
+        except KafkaException as error:
+            if error.args[0].code() not in NO_ANSWER or time.monotonic() >= deadline or not should_wait():
+                raise
