@@ -37,6 +37,7 @@ _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
 SILENT_SECONDS = 5.0  # If leaders and replicas in sync stay the same for so long, too few are in sync.
+_WHY_SECONDS = 2.0  # How long Kafka may take to say why. Meanwhile nobody notices that it goes on.
 _RECORD_BYTES = 1_000  # An upper bound of what a progress record has besides its value.
 _SMALLEST_PROGRESS_BYTES = 2_000
 
@@ -118,15 +119,19 @@ class KafkaTransactionalLog:
                 problem, seconds = error.args[0], time.monotonic() - began
                 concurrent = concurrent or problem.code() == KafkaError.CONCURRENT_TRANSACTIONS
                 if concurrent and seconds > STUCK_SECONDS:
-                    raise TransactionStuck(
-                        "Kafka, fencing: the shard's last transaction has not ended; it cannot end before each "
-                        "partition that it touched, also of the progress topic, has a leader and enough replicas in "
-                        "sync"
-                    ) from error.with_traceback(None)
+                    raise TransactionStuck(self._why_stuck()) from error.with_traceback(None)
                 again = problem.code() == KafkaError._TIMED_OUT or problem.retriable()
                 if not again or seconds > REQUEST_TIMEOUT_SECONDS or not self._should_wait():
                     raise LogUnavailable(f"Kafka, fencing: {problem.str()}") from error.with_traceback(None)
         self._in_doubt = False
+
+    def _why_stuck(self) -> str:
+        """Why the shard's last transaction has not ended. The progress topic's partition is known to be part of it."""
+        reason = self._why_progress_stalled() or (
+            "it cannot end before each partition that it touched, also of the progress topic, has a leader and enough "
+            "replicas in sync"
+        )
+        return f"Kafka, fencing: the shard's last transaction has not ended; {reason}"
 
     def _new_producer(self, generation: int) -> Producer:
         config = producer_config(
@@ -239,9 +244,14 @@ class KafkaTransactionalLog:
             raise LogUnavailable(f"Kafka: {reason}")
 
     def _why_progress_stalled(self) -> str | None:
-        """That the progress topic takes no records, and why; None if it may take them, or if Kafka does not say."""
+        """That the progress topic takes no records, and why; None if it may, or if Kafka does not say soon."""
         topic, partition = self._names.progress_topic, self._slice.number
-        reason = why_stalled(self._open, self._settings, topic, partition, self._should_wait)
+        deadline = time.monotonic() + _WHY_SECONDS
+
+        def should_wait() -> bool:
+            return self._should_wait() and time.monotonic() < deadline
+
+        reason = why_stalled(self._open, self._settings, topic, partition, should_wait)
         return None if reason is None else f"the topic {topic} takes no records: {reason}"
 
     def _commit(self) -> None:

@@ -17,10 +17,11 @@ from outbox_plugin.adapters.kafka_reader import (
     find_leaders,
     reader_config,
 )
+from outbox_plugin.adapters.topic_metadata import look_up_topic
 from outbox_plugin.core.last_progress import LastProgress, LastRecordFinder, LogRecord
 from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Signer, Slot
-from outbox_plugin.errors import LogUnavailable, TopicMissing
+from outbox_plugin.errors import LogUnavailable, ServerRefused, TopicMissing
 from outbox_plugin.settings import Settings
 
 _TAIL_RECORDS = 32  # How far from its end the progress topic is read at first; markers take offsets too.
@@ -75,24 +76,39 @@ class ProgressReader:
             accepts_unsigned: the slice's last leader may have been of a version that did not sign.
 
         Raises:
-            TopicMissing: the brokers do not know the topic.
-            LogUnavailable: Kafka does not answer in time, or does not give all of it.
+            TopicMissing: the brokers do not know the topic, or it lacks the slice's partition.
+            LogUnavailable: Kafka does not answer in time, or does not give all of it, or no broker leads the partition.
             ServerRefused: we may not read the topic.
             MalformedProgress: a harvester of a later version has written what is there.
         """
         slot = Slot("progress", self._topic, slice_.number)
         finder = LastRecordFinder(self._signer, slot, slice_.name.encode(), accepts_unsigned)
-        with self._errors_explained():
+        with self._errors_explained(slice_.number):
             return self._find(finder, slice_.number, to_the_end=to_the_end)
 
     @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
+    def _errors_explained(self, partition: int = 0) -> Iterator[None]:
         try:
             yield
         except KafkaException as error:
             if error.args[0].code() in UNKNOWN_TOPIC:
-                raise TopicMissing(f"Kafka: the topic {self._topic} is gone") from error
+                raise self._why_unknown(partition) from error
             raise connection_error(error.args[0], self._settings) from error
+
+    def _why_unknown(self, partition: int) -> TopicMissing | LogUnavailable | ServerRefused:
+        """What it means that the client does not know a partition. It knows none without a leader, either."""
+        try:
+            metadata = look_up_topic(self._uncommitted, self._topic, self._should_wait)
+        except KafkaException as error:
+            return connection_error(error.args[0], self._settings)
+        if metadata is not None and metadata.error is not None and metadata.error.code() not in UNKNOWN_TOPIC:
+            return connection_error(metadata.error, self._settings)
+        found = None if metadata is None else metadata.partitions.get(partition)
+        if found is None:
+            return TopicMissing(f"Kafka: the topic {self._topic} is gone")
+        if found.leader < 0:
+            return LogUnavailable(f"Kafka: no broker leads partition {partition} of the topic {self._topic} now")
+        return LogUnavailable(f"Kafka: partition {partition} of the topic {self._topic} had no leader until now")
 
     def _find(self, finder: LastRecordFinder, partition: int, *, to_the_end: bool) -> LastProgress:
         # The consumer of committed records would return the begin of an open transaction as the end.

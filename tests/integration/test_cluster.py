@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 
 import psutil
 import pytest
@@ -13,8 +15,10 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters import kafka_transactional_log, progress_reader
 from outbox_plugin.adapters.broker_probe import all_brokers_answer
 from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_reader import bounds
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
@@ -25,7 +29,7 @@ from outbox_plugin.core.signing import Signer
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.embedded.cluster import NODES, ClusterNode, EmbeddedCluster
 from outbox_plugin.embedded.server import ServerFailed
-from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.errors import LogUnavailable, TransactionStuck
 from tests.cluster_topics import create_on
 from tests.processes import runs
 from tests.support import PATIENCE, eventually
@@ -134,9 +138,14 @@ def test_clients_find_topics_ids_though_a_broker_has_died(cluster: EmbeddedClust
 
 @pytest.mark.parametrize(("replicas", "said"), [([2], "no broker leads"), ([0, 2], "1 replica(s) in sync")])
 def test_a_progress_topic_that_takes_no_records_is_named(
-    cluster: EmbeddedCluster, topic: str, replicas: list[int], said: str
+    cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch, replicas: list[int], said: str
 ) -> None:
-    """A dead broker has replicas of other topics, too, and these are not to be blamed."""
+    """A dead broker has replicas of other topics, too, and these are not to be blamed.
+
+    The progress topic is also what keeps the next producer from its first transaction. It is not said to be gone.
+    """
+    monkeypatch.setattr(kafka_transactional_log, "STUCK_SECONDS", 1.0)
+    monkeypatch.setattr(progress_reader, "bounds", partial(bounds, timeout_seconds=2.0))
     group = f"of-the-test-{len(replicas)}"
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers=cluster.bootstrap_servers, group=group)
     names, died = KafkaNames.of(settings), cluster.nodes[-1]
@@ -151,6 +160,11 @@ def test_a_progress_topic_that_takes_no_records_is_named(
             with pytest.raises(LogUnavailable, match=f"the topic {names.progress_topic} takes no records: ") as told:
                 log.publish([OutboxRow(2, 5, topic, "k", "v", [], [], 9)], progress)
             assert said in str(told.value)
+            with pytest.raises(TransactionStuck, match=re.escape(said)):
+                log.fence(0)
+            if said == "no broker leads":
+                with pytest.raises(LogUnavailable, match=said):
+                    log.read_progress(fenced=True)
         finally:
             cluster.restart(died)
 
