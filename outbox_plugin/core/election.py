@@ -206,6 +206,11 @@ class Election:
         """Whether another harvester's heartbeat was heard lately, and no resignation after it."""
         return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
 
+    def hears_leader(self, now: float) -> bool:
+        """Whether another harvester was heard lately that has taken over, and not only tries to."""
+        heard_at = self.leader_heard_at
+        return self.another_leads(now) and heard_at is not None and now - heard_at <= self._timing.silence
+
     def _while_following(self, now: float) -> ElectionAction:
         if self._unheard or now < self._not_before or self.another_leads(now):
             return ElectionAction.FOLLOW

@@ -20,7 +20,8 @@ from outbox_plugin.relay.shard_report import ShardReport
 
 # A term that gives way to the owner counts as the leader for so long. Nobody else takes over while it finishes.
 FINISH_SECONDS = 5.0
-CALM_SECONDS = 5.0  # A term that survives this long resets the backoff and ends the trouble of the one before it.
+# A term that survives this long resets the backoff, and ends the trouble of the one before it if it has taken over.
+CALM_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +211,7 @@ class Shard:
 
     def _send_heartbeat(self, now: float, can_replace: str | None) -> None:
         leads = self._is_at_work(now)
-        calm = leads and self._term is not None and now - self._term.began_at > CALM_SECONDS
-        if calm or (self._term is None and self.election.another_leads(now)):
+        if self._is_calm(now) or (self._term is None and self.election.hears_leader(now)):
             self._report.trouble = None
         heartbeat = self._report.heartbeat(
             now,
@@ -224,6 +224,11 @@ class Shard:
         )
         if heartbeat is not None:
             self._services.send(heartbeat)
+
+    def _is_calm(self, now: float) -> bool:
+        """Whether a term of ours has taken over, and is at work for some time. A takeover may last long and fail."""
+        term = self._active_term
+        return term is not None and term.phase == "leader" and now - term.began_at > CALM_SECONDS
 
     def _phase(self, now: float) -> Phase:
         return self._term.phase if self._term is not None and self._is_at_work(now) else "waiting"

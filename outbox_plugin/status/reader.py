@@ -196,11 +196,13 @@ def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None, why_s
         why_silent: why the partition may take no heartbeat; it is of interest where no leader sends one.
     """
     fresh = [(heartbeat, age) for heartbeat, age in heard.heartbeats if age <= FRESH_SECONDS]
-    last, age = fresh[-1] if fresh else (None, None)
+    age = fresh[-1][1] if fresh else None
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
     ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
     leader = leading[-1] if leading and leading[-1].leader_id not in ended else None
-    troubles = [leader.trouble if leader else last.trouble if last else None, table.cannot_verify if table else None]
+    said = [heartbeat.trouble for heartbeat, _ in fresh if heartbeat.trouble]
+    trouble = leader.trouble if leader else said[-1] if said else None  # Whoever tries to lead next knows of none yet.
+    troubles = [trouble, table.cannot_verify if table else None]
     if leader is None:
         troubles.append(why_silent)
     if heard.ignored:

@@ -162,7 +162,7 @@ def test_a_leader_that_gives_its_shard_to_the_owner_finishes_its_transaction_how
 def test_shards_are_spread_evenly_again_when_postgres_is_back(seed: int) -> None:
     """All leaders have failed by then, some of them again and again."""
     down = Fault(POSTGRES_DOWN, 16.0, 8.0, 0)
-    outcome = run(seed, plan=Plan(shards=7, harvesters=4, writing=44.0, faults=(down,)), tell=True)
+    outcome = run(seed, plan=Plan(shards=7, harvesters=4, writing=52.0, faults=(down,)), tell=True)
     assert not outcome.broken
     assert led_at_last(outcome) == [1, 2, 2, 2]
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 
 from outbox_plugin.core.election import Election, ElectionTiming
-from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
+from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
 from outbox_plugin.relay.leader_term import Ending, LeaderTerm, OpenRelay, Relay
 from outbox_plugin.relay.runtime import Threads
@@ -54,9 +55,12 @@ def leading_shard(
     seen: list[HarvestEvent],
     opens: OpenRelay = open_relay,
     all_brokers_answer: Callable[[], bool] = lambda: True,
+    runtime: Threads | None = None,
 ) -> Shard:
     probe = ServerProbe(all_brokers_answer, Clock())
-    services = ShardServices(opens, sent.append, seen.append, Threads(), lambda: "now", lambda: 0.0, probe, probe)
+    services = ShardServices(
+        opens, sent.append, seen.append, runtime or Threads(), lambda: "now", lambda: 0.0, probe, probe
+    )
     template = LeaderHeartbeat(0, "waiting", "", "host-1", "host", 1, "now", "incarnation", "place")
     election = Election(ElectionTiming(receive_deadline=5.0), early_takeover=True)
     shard = Shard(0, election, ShardReport(template, 0.3), services)
@@ -105,6 +109,68 @@ def test_a_candidate_takes_over_once_it_hears_itself() -> None:
     let_lead(shard, sent, 0.7)
     shard.stop()
     shard.hand_over(1.0, 10.0)
+
+
+class SettableClock(Threads):
+    """Real threads, at a time that a test sets."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class SlowTakeover(IdleRelay):
+    """Its takeover lasts until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = threading.Event()
+
+    def take_over(self) -> None:
+        self.began.set()
+        assert self._stopped.wait(90)
+        raise LogUnavailable("Kafka: away")
+
+
+@pytest.mark.parametrize(("phase", "trouble"), [("candidate", "stepped down"), ("leader", "None")])
+def test_trouble_ends_when_another_leads_and_not_while_it_tries_to(phase: Phase, trouble: str) -> None:
+    """Where nobody can take over, harvesters try in turn. Each would hide what the other one has met."""
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    shard = leading_shard(sent, seen)
+    the_end(shard, seen, 5.1)
+    shard.receive(replace(sent[-1], phase=phase, leader_id="another", instance="host-2"), 5.2)
+    shard.step(5.3)
+    assert trouble in str(shard._report.trouble)
+
+
+def test_a_takeover_that_lasts_long_does_not_end_the_trouble_of_the_term_before_it() -> None:
+    """Nobody has published anything since."""
+    relays: list[SlowTakeover] = []
+
+    @contextmanager
+    def opens(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        relays.append(SlowTakeover())
+        if len(relays) == 1:
+            relays[0].stop()
+        yield relays[-1]
+
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    clock = SettableClock()
+    shard = leading_shard(sent, seen, opens, runtime=clock)
+    shard.election.receive(sent[-1], 0.1)
+    the_end(shard, seen, 0.2)
+    for tenth in range(3, 100):
+        clock.time = tenth / 10
+        shard.election.receive(sent[-1], clock.time)
+        shard.step(clock.time)
+        if shard.election.may_take_over:
+            eventually(lambda: len(relays) == 2 and relays[1].began.is_set(), 10)
+    assert (sent[-1].phase, sent[-1].trouble) == ("candidate", "Kafka: away")
+    shard.stop()
+    shard.hand_over(10.0, 10.0)
 
 
 def test_a_stop_that_was_asked_for_needs_no_reason() -> None:

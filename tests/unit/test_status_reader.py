@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -215,3 +216,14 @@ def test_why_a_partition_takes_no_heartbeats_is_said_where_no_leader_is_heard(
         None,
         None,
     ]
+
+
+def test_one_that_only_tries_to_lead_hides_no_trouble_of_those_before_it() -> None:
+    failed = LeaderHeartbeat(0, "resigned", "first", "h-1", "host", 1, "now", "i", "p", trouble="Kafka: away")
+    tries = LeaderHeartbeat(0, "candidate", "second", "h-2", "host", 2, "now", "i", "p")
+    leads = replace(tries, phase="leader")
+    shown = [
+        reader._shard_status(0, reader._PartitionTail([(failed, 0.5), (last, 0.1)]), None, None).trouble
+        for last in (tries, leads)
+    ]
+    assert shown == ["Kafka: away", None]
