@@ -187,7 +187,9 @@ class Shard:
         if now - term.began_at > CALM_SECONDS:
             self._backoff.succeeded()
         gave_way = term.ending in (Ending.GAVE_WAY, Ending.GAVE_TO_OWNER)
-        reason = str(error) if error is not None and not gave_way else term.ending.value if term.ending else None
+        # What an abandoned term met at its end is a consequence.
+        is_cause = error is not None and not gave_way and term.ending is not Ending.STEPPED_DOWN
+        reason = str(error) if is_cause else term.ending.value if term.ending else None
         if term.ending is not Ending.GAVE_TO_OWNER:
             self._report.trouble = reason or self._report.trouble
         self.begin_again = error if isinstance(error, LayoutChanged | TopicMissing) else None

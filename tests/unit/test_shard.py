@@ -133,6 +133,24 @@ class SlowTakeover(IdleRelay):
         raise LogUnavailable("Kafka: away")
 
 
+def test_what_a_leader_that_steps_down_meets_at_its_end_does_not_hide_why_it_does() -> None:
+    class FailsAtItsEnd(IdleRelay):
+        def run(self) -> None:
+            super().run()
+            raise LogUnavailable("Kafka had not acknowledged what was sent")
+
+    @contextmanager
+    def opens(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        yield FailsAtItsEnd()
+
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    shard = leading_shard(sent, seen, opens)
+    shard.election.receive(sent[-1], 0.1)
+    let_lead(shard, sent, 0.2)
+    assert "stepped down" in str(the_end(shard, seen, 5.3).reason)
+
+
 @pytest.mark.parametrize(("phase", "trouble"), [("candidate", "stepped down"), ("leader", "None")])
 def test_trouble_ends_when_another_leads_and_not_while_it_tries_to(phase: Phase, trouble: str) -> None:
     """Where nobody can take over, harvesters try in turn. Each would hide what the other one has met."""
