@@ -233,8 +233,8 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
                 sql.Identifier(schema, "outbox_stream"), query_id
             )
             raise CheckpointTooOld(
-                f"batch {last} of the stream {query_id} was emitted before: expected the same topics, keys and values "
-                f"again (given: others); nothing was written. If the checkpoint was set back: {_restore(last)} If the "
+                f"batch {last} of the stream {query_id} was emitted before: expected the same events again "
+                f"(given: others); nothing was written. If the checkpoint was set back: {_restore(last)} If the "
                 "query makes other keys or values each time it runs, as with rand(): have the batch count as emitted, "
                 f"by {emitted.as_string(connection)}, and start the stream again"
             )
