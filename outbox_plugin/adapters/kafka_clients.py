@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from concurrent.futures import Future
 from operator import methodcaller
@@ -43,6 +44,7 @@ _NOT_LET_IN = {
 
 _OTHER_NAMES = {"linger.ms": "queue.buffering.max.ms", "message.timeout.ms": "delivery.timeout.ms"}  # librdkafka's.
 
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 FORBIDDEN_TOPIC = {KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 UNKNOWN_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 # A partition that is new, or moves to another broker, gives these answers until all brokers know its leader.
@@ -189,6 +191,11 @@ def connection_error(error: KafkaError, settings: Settings) -> ServerRefused | L
     """What `error`, met at start or in a read, means: refused for good, or away for now."""
     message = f"Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it ({settings.bootstrap_servers}): {error.str()}"
     return ServerRefused(message) if error.code() in _NOT_LET_IN else LogUnavailable(message)
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka allows the name for a topic."""
+    return _TOPIC_NAME.fullmatch(name) is not None
 
 
 def is_whole_group(group: str) -> bool:

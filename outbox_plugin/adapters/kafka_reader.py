@@ -22,7 +22,7 @@ from outbox_plugin.adapters.kafka_clients import (
     UNKNOWN_TOPIC,
     internal_client_config,
 )
-from outbox_plugin.adapters.topic_metadata import ATTEMPT_SECONDS, NO_ANSWER
+from outbox_plugin.adapters.topic_metadata import NO_ANSWER, attempt_seconds
 from outbox_plugin.adapters.truncation_aware_reader import TruncationAwareReader
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.settings import Settings
@@ -235,9 +235,8 @@ def bounds(
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        attempt_seconds = max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic()))
         try:
-            first, end = consumer.get_watermark_offsets(partition, timeout=attempt_seconds)
+            first, end = consumer.get_watermark_offsets(partition, timeout=attempt_seconds(deadline))
             return first, end
         except KafkaException as error:
             passes = error.args[0].code() in {*UNKNOWN_TOPIC, *NO_LEADER_YET, *NO_ANSWER}

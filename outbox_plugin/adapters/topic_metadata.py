@@ -30,11 +30,15 @@ def look_up_topic(
     """
     deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
     while True:
-        left_seconds = deadline - time.monotonic()
         try:
-            answer = client.list_topics(topic, timeout=max(0.1, min(ATTEMPT_SECONDS, left_seconds)))
+            answer = client.list_topics(topic, timeout=attempt_seconds(deadline))
             found: TopicMetadata | None = answer.topics.get(topic)
             return found
         except KafkaException as error:
             if error.args[0].code() not in NO_ANSWER or time.monotonic() >= deadline or not should_wait():
                 raise
+
+
+def attempt_seconds(deadline: float) -> float:
+    """How long the next attempt may take, if all of them end at `deadline`, a time of `time.monotonic()`."""
+    return max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic()))

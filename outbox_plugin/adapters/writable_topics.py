@@ -13,7 +13,6 @@ that, too, but more and more rarely, as each try holds up the rows of all topics
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import TopicMetadata
 
-from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, UNKNOWN_TOPIC
+from outbox_plugin.adapters.kafka_clients import FORBIDDEN_TOPIC, UNKNOWN_TOPIC, is_topic_name
 from outbox_plugin.adapters.topic_metadata import look_up_topic
 from outbox_plugin.core.backoff import Backoff
 from outbox_plugin.errors import Away, LogUnavailable, Refusal
@@ -35,7 +34,6 @@ SILENT_FIRST, SILENT_LAST = 30.0, 300.0  # Seconds until a topic that was silent
 # other topics wait.
 LOOK_UP_SECONDS, LOOK_UP_BESIDE_SECONDS = 0.25, 0.05
 _AT_ONCE = 16
-_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +210,7 @@ class WritableTopics:
         return verdict
 
     def _not_for_events(self, topic: str) -> str | None:
-        if not _NAME.fullmatch(topic):
+        if not is_topic_name(topic):
             return "not a name that Kafka allows (1 to 249 letters, digits, dots, dashes and underscores)"
         return self._reserved(topic)
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import psutil  # noqa: F401 - most benchmarks watch a process with it: its absence is said at once.
 
-from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.finite_range import FiniteRange
-from outbox_plugin.printable import one_line
 from outbox_plugin.threads.signals import ending_signals, exit_on
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _COUNT = click.IntRange(min=1)
-_SERVER_ENDS = "57P"  # How the SQLSTATEs begin by which Postgres ends a session. One that is lost has none.
 _POSITIVE = FiniteRange(min=0, min_open=True)
 
 
@@ -38,13 +35,15 @@ class Benchmarks(click.Group):
         """
         from psycopg import OperationalError
 
+        from outbox_plugin.schema.connection import is_session_ended, went_away
+
         with exit_on(ending_signals()):
             try:
                 return super().invoke(ctx)
             except OperationalError as error:
-                if error.sqlstate is not None and not error.sqlstate.startswith(_SERVER_ENDS):
+                if error.sqlstate is not None and not is_session_ended(error):  # A lost connection has none.
                     raise
-                raise StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}") from None
+                raise went_away(error) from None
 
 
 @click.group(cls=Benchmarks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -11,7 +10,13 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
 
-from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS, UNKNOWN_TOPIC, answer_of, connection_error
+from outbox_plugin.adapters.kafka_clients import (
+    REQUEST_TIMEOUT_SECONDS,
+    UNKNOWN_TOPIC,
+    answer_of,
+    connection_error,
+    is_topic_name,
+)
 from outbox_plugin.coordination.group_view import TopicForm
 from outbox_plugin.errors import LogUnavailable, UserError
 from outbox_plugin.settings import Settings
@@ -26,12 +31,11 @@ APPEAR_SECONDS = 120.0  # A broker that makes thousands of partitions shows a ne
 CHECKED = ("message.timestamp.type", "cleanup.policy")
 SHORTEST_RETENTION_SECONDS = 3_600.0
 _LONGEST_NAME = 249 - len(STATE_SUFFIX)  # Kafka's limit, for the name of the state topic.
-_NAME = re.compile(rf"(?!\.{{1,2}}\Z)[a-zA-Z0-9._-]{{1,{_LONGEST_NAME}}}")
 
 
 def check_name(topic: str) -> None:
     """Raises UserError unless Kafka allows the name of the coordination topic, and that of its state topic."""
-    if not _NAME.fullmatch(topic):
+    if not (is_topic_name(topic) and is_topic_name(topic + STATE_SUFFIX)):
         raise UserError(
             f"coordination topic: expected a name of 1 to {_LONGEST_NAME} letters, digits, dots, dashes and "
             f"underscores (given: {topic!r})"

@@ -187,8 +187,7 @@ def _no_connection(seconds: float) -> psycopg.OperationalError:
     return psycopg.errors.ConnectionTimeout(f"no connection within {seconds:.0f} s")
 
 
-# A connection looks open for a moment after the server has said that it ends it.
-_ENDS_THE_SESSION = (psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psycopg.errors.CannotConnectNow)
+_SESSION_ENDED = "57P"  # How the SQLSTATEs begin by which a server says that it ends the session, or lets nobody in.
 IS_STANDBY = (
     "Postgres: the server is a standby, or the role's transactions are read-only: rows and locks there are not those "
     "of the primary"
@@ -248,9 +247,19 @@ def command_connection(
         try:
             yield connection
         except psycopg.Error as error:
-            if not connection.closed and not isinstance(error, _ENDS_THE_SESSION):
+            if not connection.closed and not is_session_ended(error):
                 raise
-            raise StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}") from None
+            raise went_away(error) from None
+
+
+def is_session_ended(error: psycopg.Error) -> bool:
+    """Whether the server says that it has ended the session. The connection looks open for a moment after that."""
+    return (error.sqlstate or "").startswith(_SESSION_ENDED)
+
+
+def went_away(error: psycopg.Error) -> StoreUnavailable:
+    """What is raised for `error`, by which a command has lost its connection."""
+    return StoreUnavailable(f"Postgres, as OUTBOX_DSN names it, went away: {one_line(error)}")
 
 
 def _who_makes(missing: psycopg.errors.InvalidSchemaName) -> str:
