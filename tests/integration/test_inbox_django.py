@@ -22,23 +22,15 @@ from psycopg.types.string import ByteaLoader
 
 from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.errors import HandlerMisuse
-from outbox_plugin.inbox import Inbox, Received, Retry
-from outbox_plugin.inbox.dead_letters import DeadLetters
+from outbox_plugin.inbox import Received
 from outbox_plugin.inbox.django import database_of
 from tests.emit_connections import django_alias
+from tests.inbox_handlers import GUILTY, Misuse, check_effects, effects, handle_all, name
 from tests.inbox_support import query
-from tests.integration.test_inbox_faults import letters, numbered
-from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
-EVENTS = 60
-GUILTY = set(range(0, EVENTS, 10))
 NOON = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)
-
-
-class Misuse(Exception):
-    """What a handler fails by."""
 
 
 @pytest.fixture
@@ -83,14 +75,6 @@ def effect() -> Any:
     return Effect
 
 
-def effects(settings: Settings) -> list[str]:
-    return [event for (event,) in query(settings, "SELECT event FROM order_effect ORDER BY event")]
-
-
-def name(event: Received) -> str:
-    return str(event.idempotency_key)
-
-
 def test_each_event_has_its_effect_once(ready: Settings, alias: str, topic: str, group: str) -> None:
     def handle(connection: psycopg.Connection[Any], event: Received) -> None:
         """A guilty event fails once it has written."""
@@ -107,14 +91,8 @@ def test_each_event_has_its_effect_once(ready: Settings, alias: str, topic: str,
                 raise Misuse
         assert connection._notice_handlers == []
 
-    sent = numbered(ready, topic, GUILTY, EVENTS)
-    with Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(attempts=1)):
-        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 30)
-    good = sorted(set(sent) - set(letters(ready)))
-    assert len(good) == EVENTS - len(GUILTY)
-    assert effects(ready) == good
-    assert sorted(key for (key,) in query(ready, "SELECT kafka_key FROM outbox")) == good
-    assert all("Misuse" in letter.error for letter in DeadLetters(ready).list())
+    sent = handle_all(ready, topic, group, handle)
+    check_effects(ready, sent)
 
 
 def test_a_connection_that_a_model_loses_does_not_count_as_its_events_failure(
@@ -130,9 +108,7 @@ def test_a_connection_that_a_model_loses_does_not_count_as_its_events_failure(
                 with connections[alias].cursor() as cursor:
                     cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    sent = numbered(ready, topic, GUILTY, EVENTS)
-    with Inbox(ready, group=group, topics=[topic], handler=lose_it_once, retry=Retry(attempts=1)):
-        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 60)
+    sent = handle_all(ready, topic, group, lose_it_once, 60)
     assert effects(ready) == sorted(sent)
     assert len(lost) == len(GUILTY)
 

@@ -14,16 +14,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from outbox_plugin import Event, Outbox, Settings
 from outbox_plugin.inbox import Inbox, Received, Retry
-from outbox_plugin.inbox.dead_letters import DeadLetters
 from outbox_plugin.inbox.sqlalchemy import async_session_of, session_of
+from tests.inbox_handlers import EVENTS, GUILTY, Misuse, are_all_ended, check_effects, effects, handle_all, name
 from tests.inbox_support import query
-from tests.integration.test_inbox_faults import letters, numbered
-from tests.support import eventually
+from tests.integration.test_inbox_faults import numbered
 
 pytestmark = pytest.mark.integration
-
-EVENTS = 60
-GUILTY = set(range(0, EVENTS, 10))
 
 
 class Base(DeclarativeBase):
@@ -40,18 +36,6 @@ class Effect(Base):
 def ready(settings: Settings) -> Settings:
     query(settings, "CREATE TABLE order_effect (number BIGSERIAL PRIMARY KEY, event TEXT NOT NULL)")
     return settings
-
-
-def effects(settings: Settings) -> list[str]:
-    return [event for (event,) in query(settings, "SELECT event FROM order_effect ORDER BY event")]
-
-
-def name(event: Received) -> str:
-    return str(event.idempotency_key)
-
-
-class Misuse(Exception):
-    """What a handler fails by."""
 
 
 def handle(connection: psycopg.Connection[Any], event: Received) -> None:
@@ -89,21 +73,9 @@ async def handle_async(connection: psycopg.AsyncConnection[Any], event: Received
     assert connection._notice_handlers == []
 
 
-def check(settings: Settings, sent: list[str]) -> None:
-    """Each event's effect is there once, or the event is a dead letter."""
-    good = sorted(set(sent) - set(letters(settings)))
-    assert len(good) == EVENTS - len(GUILTY)
-    assert effects(settings) == good
-    assert sorted(key for (key,) in query(settings, "SELECT kafka_key FROM outbox")) == good
-    assert all("Misuse" in letter.error for letter in DeadLetters(settings).list())
-
-
 def test_each_event_has_its_effect_once(ready: Settings, topic: str, group: str) -> None:
-    sent = numbered(ready, topic, GUILTY, EVENTS)
-    inbox = Inbox(ready, group=group, topics=[topic], handler=handle, retry=Retry(attempts=1))
-    with inbox:
-        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 30)
-    check(ready, sent)
+    sent = handle_all(ready, topic, group, handle)
+    check_effects(ready, sent)
 
 
 def test_each_event_has_its_effect_once_by_an_async_handler(ready: Settings, topic: str, group: str) -> None:
@@ -112,11 +84,11 @@ def test_each_event_has_its_effect_once_by_an_async_handler(ready: Settings, top
     async def run() -> None:
         inbox = Inbox(ready, group=group, topics=[topic], handler=handle_async, retry=Retry(attempts=1))
         async with inbox:
-            while len(effects(ready)) + len(letters(ready)) < EVENTS:
+            while not are_all_ended(ready):
                 await asyncio.sleep(0.1)
 
     asyncio.run(asyncio.wait_for(run(), 60))
-    check(ready, sent)
+    check_effects(ready, sent)
 
 
 def test_a_connection_that_a_session_loses_does_not_count_as_its_events_failure(
@@ -132,9 +104,7 @@ def test_a_connection_that_a_session_loses_does_not_count_as_its_events_failure(
                 lost.add(name(event))
                 session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
-    sent = numbered(ready, topic, GUILTY, EVENTS)
-    with Inbox(ready, group=group, topics=[topic], handler=lose_it_once, retry=Retry(attempts=1)):
-        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 60)
+    sent = handle_all(ready, topic, group, lose_it_once, 60)
     assert effects(ready) == sorted(sent)
     assert len(lost) == len(GUILTY)
 
@@ -153,9 +123,7 @@ def test_a_session_within_another_does_not_keep_what_the_outer_one_undoes(
         with session_of(connection) as session:
             session.add(Effect(event=name(event)))
 
-    sent = numbered(ready, topic, GUILTY, EVENTS)
-    with Inbox(ready, group=group, topics=[topic], handler=nested, retry=Retry(attempts=1)):
-        eventually(lambda: len(effects(ready)) + len(letters(ready)) >= EVENTS, 60)
+    sent = handle_all(ready, topic, group, nested, 60)
     assert effects(ready) == sorted(sent)
 
 
