@@ -21,7 +21,7 @@ from outbox_plugin.schema.qualify import qualified
 
 _ESCAPED = re.compile("[%$]")
 # Parts of other statements, from `identity.sql`.
-_EXPRESSIONS = ("id_sequence", "id_column", "stored_in", "is_this_outbox", "reader", "is_row_secured")
+_EXPRESSIONS = ("id_sequence", "id_column", "stored_in", "is_this_outbox", "reader", "is_row_secured", "lacks_policies")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 

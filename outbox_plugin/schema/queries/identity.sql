@@ -181,12 +181,8 @@ SELECT format('the rule %%s', rulename) FROM pg_rewrite
 WHERE ev_class = to_regclass({quoted_outbox}) AND ev_type = '4' AND is_instead AND ev_enabled <> 'D'
 UNION ALL
 SELECT 'row level security, without a policy that lets this role read and delete rows,'
-WHERE {is_row_secured} AND EXISTS (SELECT FROM unnest(ARRAY['r', 'd']) AS command WHERE NOT EXISTS (
-    SELECT FROM pg_policy
-    WHERE polrelid = {stored_in} AND polpermissive AND polcmd::text = ANY (ARRAY['*', command])
-      AND EXISTS (SELECT FROM unnest(polroles) AS role
-                  WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role({reader}, role, 'USAGE') END)
-))
+FROM (SELECT {stored_in} AS table_id, {reader} AS role_id) AS access
+WHERE {is_row_secured} AND {lacks_policies}
 
 -- name: is_this_outbox
 -- An expression: whether the table and its layout are still those that the term began with.
@@ -220,6 +216,15 @@ EXISTS (
     WHERE base.oid = {stored_in} AND base.relrowsecurity AND NOT reader.rolsuper AND NOT reader.rolbypassrls
       AND (base.relforcerowsecurity OR NOT pg_has_role(reader.oid, base.relowner, 'USAGE'))
 )
+
+-- name: lacks_policies
+-- An expression: whether the table `access.table_id` has no policies that let the role `access.role_id` read and delete rows.
+EXISTS (SELECT FROM unnest(ARRAY['r', 'd']) AS command WHERE NOT EXISTS (
+    SELECT FROM pg_policy
+    WHERE polrelid = access.table_id AND polpermissive AND polcmd::text = ANY (ARRAY['*', command])
+      AND EXISTS (SELECT FROM unnest(polroles) AS role
+                  WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role(access.role_id, role, 'USAGE') END)
+))
 
 -- name: isolation
 -- The default isolation of our transactions.

@@ -9,11 +9,11 @@ SELECT set_config('lock_timeout', '200', true), set_config('statement_timeout', 
 -- name: drawn_ids
 -- Of each schema's outbox: a text that is another one as soon as an id was drawn, or the table or its sequence was replaced or
 -- emptied; and whether an open transaction may have drawn an id. No row for an outbox whose ids do not tell whether rows were
--- inserted: a view, several sequences, one that we may not read, or one of which sessions draw several ids at once. None for one
--- whose rows row level security hides from us, without policies that let us read and delete them: a harvester would refuse it. None either
--- for one that somebody has locked, or waits to lock, because reading the sequence would wait: reading it takes the same lock as
--- drawing an id. So a transaction that only reads, as another process does here, does not count as one that may have drawn an
--- id: it has no transaction id. All locks are kept to the end of the statement: ask for a limited number of schemas.
+-- inserted: a view, several sequences, one that we may not read, or one of which sessions draw several ids at once. No row for
+-- an outbox whose rows row level security hides from us, without policies that let us read and delete them: a harvester refuses
+-- it. No row either for an outbox that somebody has locked, or waits to lock: reading the sequence takes the same lock as drawing
+-- an id, and would wait. So a transaction that only reads, as another process does here, does not count as one that may have drawn
+-- an id: it has no transaction id. All locks are kept to the end of the statement: ask for a limited number of schemas.
 WITH drawn AS MATERIALIZED (
     SELECT namespace.nspname, outbox.oid, outbox.relfilenode, min(sequence.seqrelid) AS seqrelid
     FROM pg_namespace AS namespace
@@ -33,12 +33,8 @@ WITH drawn AS MATERIALIZED (
     JOIN pg_sequence AS sequence ON sequence.seqrelid = source.sequence_id
     WHERE namespace.nspname = ANY (%(schemas)s::text[])
       AND NOT (outbox.relrowsecurity AND row_security_active(outbox.oid) AND EXISTS (
-        SELECT FROM unnest(ARRAY['r', 'd']) AS command WHERE NOT EXISTS (
-            SELECT FROM pg_policy
-            WHERE polrelid = outbox.oid AND polpermissive AND polcmd::text = ANY (ARRAY['*', command])
-              AND EXISTS (SELECT FROM unnest(polroles) AS role
-                          WHERE CASE WHEN role = 0 THEN true ELSE pg_has_role(role, 'USAGE') END)
-        )
+        SELECT FROM (SELECT outbox.oid AS table_id, oid AS role_id FROM pg_roles WHERE rolname = current_user) AS access
+        WHERE {lacks_policies}
       ))
     GROUP BY namespace.nspname, outbox.oid, outbox.relfilenode
     HAVING count(*) = 1 AND bool_and(sequence.seqcache = 1 AND has_sequence_privilege(sequence.seqrelid, 'USAGE, SELECT'))
