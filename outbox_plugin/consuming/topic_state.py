@@ -6,12 +6,12 @@ import time
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
 
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from outbox_plugin.adapters.kafka_admin import END_OFFSET, FIRST_OFFSET, KafkaAdmin, offset_of
 from outbox_plugin.adapters.kafka_clients import NO_LEADER_YET, UNKNOWN_TOPIC, answer_of, connection_error
 from outbox_plugin.core.topic_ranges import TopicState
-from outbox_plugin.errors import LogUnavailable, ServerRefused
+from outbox_plugin.errors import ServerRefused
 from outbox_plugin.settings import Settings
 
 ANSWER_SECONDS = 10.0
@@ -28,7 +28,7 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
 
     Raises:
         LogUnavailable: Kafka does not answer in time.
-        ServerRefused: there is no such topic, or we may not read it.
+        ServerRefused: there is no such topic, or we may not read it; or Kafka does not let us in.
     """
     deadline = time.monotonic() + seconds
     with closing(KafkaAdmin(settings)) as admin:
@@ -42,7 +42,7 @@ def topic_state(settings: Settings, topic: str, seconds: float = ANSWER_SECONDS)
                 if code not in NO_LEADER_YET or time.monotonic() > deadline - RETRY_SECONDS:
                     raise connection_error(error.args[0], settings) from error
             except FutureTimeout:
-                raise _late() from None
+                raise admin.failure(KafkaError(KafkaError._TIMED_OUT)) from None
             time.sleep(RETRY_SECONDS)
 
 
@@ -60,9 +60,5 @@ def _asked(admin: KafkaAdmin, topic: str, deadline: float) -> TopicState:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise _late()
+        raise FutureTimeout
     return left
-
-
-def _late() -> LogUnavailable:
-    return LogUnavailable("Kafka did not answer in time where the topic begins and ends")
