@@ -233,10 +233,11 @@ def bounds(
     Raises:
         KafkaException: Kafka does not answer in time, or refuses to.
     """
-    deadline = time.monotonic() + timeout_seconds
+    began = time.monotonic()
+    deadline = began + timeout_seconds
     while True:
         try:
-            first, end = consumer.get_watermark_offsets(partition, timeout=attempt_seconds(deadline))
+            first, end = consumer.get_watermark_offsets(partition, timeout=attempt_seconds(began, deadline))
             return first, end
         except KafkaException as error:
             passes = error.args[0].code() in {*UNKNOWN_TOPIC, *NO_LEADER_YET, *NO_ANSWER}

@@ -10,7 +10,8 @@ from confluent_kafka.admin import TopicMetadata
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS
 
-# A client asks any broker that it is connected to. Where that one is stopped, the next attempt may ask another.
+# A client asks any broker that it is connected to. Where that one is stopped, the next attempt may ask another. Each
+# attempt lasts longer than the one before it, as all brokers may be slow.
 ATTEMPT_SECONDS = 2.0
 NO_ANSWER = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT}
 
@@ -28,10 +29,11 @@ def look_up_topic(
     Raises:
         KafkaException: Kafka does not answer, or refuses to.
     """
-    deadline = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    began = time.monotonic()
+    deadline = began + REQUEST_TIMEOUT_SECONDS
     while True:
         try:
-            answer = client.list_topics(topic, timeout=attempt_seconds(deadline))
+            answer = client.list_topics(topic, timeout=attempt_seconds(began, deadline))
             found: TopicMetadata | None = answer.topics.get(topic)
             return found
         except KafkaException as error:
@@ -39,6 +41,12 @@ def look_up_topic(
                 raise
 
 
-def attempt_seconds(deadline: float) -> float:
-    """How long the next attempt may take, if all of them end at `deadline`, a time of `time.monotonic()`."""
-    return max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic()))
+def attempt_seconds(began: float, deadline: float) -> float:
+    """How long the next attempt may take.
+
+    Args:
+        began: when the first one began, a time of `time.monotonic()`.
+        deadline: when all of them end.
+    """
+    now = time.monotonic()
+    return max(0.1, min(ATTEMPT_SECONDS + now - began, deadline - now))

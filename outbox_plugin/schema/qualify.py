@@ -75,7 +75,7 @@ def qualified(text: str) -> str:
         full.append(token.space)
         if token.word in _WITHOUT_A_SCHEMA or (token.word == "DISTINCT" and before.word in ("IS", "NOT")):
             raise ValueError(f"{token.text} names an operator, and takes no schema: write = ANY (…), >=, or the like")
-        if before.word == "CASE" and token.word != "WHEN":
+        if before.word == "CASE" and token.word not in ("WHEN", ""):
             raise ValueError("CASE with a value names the operator =, and takes no schema: write CASE WHEN … = …")
         if token.kind == "literal" and token.text.startswith("'") and "\\" in token.text:
             raise ValueError(f"a backslash in {token.text} depends on the session's standard_conforming_strings")

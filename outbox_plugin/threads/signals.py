@@ -48,18 +48,20 @@ def exit_on(numbers: Collection[signal.Signals]) -> Iterator[None]:
 
     def end(number: int, _: FrameType | None) -> None:
         heard.append(number)
-        raise _end_by(number)
+        raise _exception_of(number)
 
     with _handled_by(end, [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]):
         try:
             yield
         except BaseException:
             if heard:
-                raise _end_by(heard[0]) from None
+                raise _exception_of(heard[0]) from None
             raise
+        if heard:  # Somebody has caught it.
+            raise _exception_of(heard[0])
 
 
-def _end_by(number: int) -> BaseException:
+def _exception_of(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import pytest
@@ -183,3 +183,10 @@ def _handled(
         yield
     finally:
         signal.signal(number, former)
+
+
+def test_a_signal_that_somebody_has_caught_ends_the_body_at_its_end() -> None:
+    with _handled(signal.SIGINT, signal.default_int_handler):
+        with pytest.raises(KeyboardInterrupt), exit_on([signal.SIGINT]), suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

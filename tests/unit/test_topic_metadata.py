@@ -1,0 +1,54 @@
+"""Topics are looked up in attempts, of which one is long enough for a slow broker."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from outbox_plugin.adapters import topic_metadata
+from outbox_plugin.adapters.kafka_reader import bounds
+from outbox_plugin.adapters.topic_metadata import look_up_topic
+
+ANSWER_SECONDS = 0.3
+
+
+class SlowClient:
+    """Gets each answer after the same time."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        self._wait(timeout)
+        return SimpleNamespace(topics={topic: "metadata"})
+
+    def get_watermark_offsets(self, _: TopicPartition, timeout: float) -> tuple[int, int]:
+        self._wait(timeout)
+        return 3, 17
+
+    def _wait(self, timeout: float) -> None:
+        self.attempts += 1
+        time.sleep(min(timeout, ANSWER_SECONDS))
+        if timeout < ANSWER_SECONDS:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def test_brokers_that_answer_slowly_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_metadata, "ATTEMPT_SECONDS", 0.12)
+    monkeypatch.setattr(topic_metadata, "REQUEST_TIMEOUT_SECONDS", 3.0)
+    client: Any = SlowClient()
+    assert look_up_topic(client, "orders") == cast(Any, "metadata")
+    assert bounds(client, TopicPartition("orders", 0), 3.0) == (3, 17)
+    assert client.attempts > 2
+
+
+def test_a_stop_is_noticed_after_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_metadata, "ATTEMPT_SECONDS", 0.12)
+    client: Any = SlowClient()
+    with pytest.raises(KafkaException):
+        look_up_topic(client, "orders", lambda: False)
+    assert client.attempts == 1
