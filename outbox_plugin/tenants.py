@@ -138,8 +138,8 @@ class TenantHarvesters(Background):
         self._stopped: dict[str, Harvester] = {}  # Of tenants at rest, and of those that made place.
         self._starts: dict[str, _Task[None]] = {}
         self._led: set[str] = set()  # The schemas that we have led: what is to be adopted has been.
-        # By schema, why terms of its present harvester have ended that will end again. Each harvester has a list of its
-        # own: one that is being stopped may meet such an error when the next one runs already.
+        # By schema, the lasting errors that terms of its present harvester have ended with. Each harvester has a list
+        # of its own: one that is being stopped may meet such an error when the next one runs already.
         self._lasting_errors: dict[str, list[str]] = {}
         self._check_now = threading.Event()  # Set when a read has ended, when a writer has notified us, and to stop.
         self._stops: list[threading.Thread] = []  # Of harvesters that are ending.

@@ -50,7 +50,7 @@ _LEADERS_MS = 5_000
 # How often a client asks which brokers there are; every five minutes by default. Where the one that it takes for the
 # controller has died, it goes on asking that one until then.
 _BROKERS_MS = 5_000
-_PATIENCE_SECONDS = 0.5  # How long a wait lasts before it is checked whether to go on waiting.
+_PATIENCE_SECONDS = 0.5  # So often a wait asks whether to go on.
 FIRST_OFFSET: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 END_OFFSET: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 K = TypeVar("K")

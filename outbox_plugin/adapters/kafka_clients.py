@@ -198,7 +198,7 @@ def is_topic_name(name: str) -> bool:
     return _TOPIC_NAME.fullmatch(name) is not None
 
 
-def is_whole_group(group: str) -> bool:
+def is_group_name(group: str) -> bool:
     """Whether the client takes the name of a consumer group as it is.
 
     It drops white space at the beginning: the group would be that of another name. If nothing is left, it ends the

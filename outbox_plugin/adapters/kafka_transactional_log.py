@@ -37,7 +37,7 @@ _FLUSH_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
 SILENT_SECONDS = 5.0  # If leaders and replicas in sync stay the same for so long, too few are in sync.
-_WHY_SECONDS = 2.0  # How long Kafka may take to say why. Meanwhile nobody notices that it goes on.
+_WHY_SECONDS = 2.0  # How long Kafka may take to say why a partition stalls. The flush does not go on meanwhile.
 _RECORD_BYTES = 1_000  # An upper bound of what a progress record has besides its value.
 _SMALLEST_PROGRESS_BYTES = 2_000
 
@@ -244,7 +244,7 @@ class KafkaTransactionalLog:
             raise LogUnavailable(f"Kafka: {reason}")
 
     def _why_progress_stalled(self) -> str | None:
-        """That the progress topic takes no records, and why; None if it may, or if Kafka does not say soon."""
+        """Why the progress topic takes no records; None if it may take them, or if Kafka does not say soon."""
         topic, partition = self._names.progress_topic, self._slice.number
         deadline = time.monotonic() + _WHY_SECONDS
 

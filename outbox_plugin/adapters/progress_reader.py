@@ -92,10 +92,10 @@ class ProgressReader:
             yield
         except KafkaException as error:
             if error.args[0].code() in UNKNOWN_TOPIC:
-                raise self._why_unknown(partition) from error
+                raise self._unknown_partition_error(partition) from error
             raise connection_error(error.args[0], self._settings) from error
 
-    def _why_unknown(self, partition: int) -> TopicMissing | LogUnavailable | ServerRefused:
+    def _unknown_partition_error(self, partition: int) -> TopicMissing | LogUnavailable | ServerRefused:
         """What it means that the client does not know a partition. It knows none without a leader, either."""
         try:
             metadata = look_up_topic(self._uncommitted, self._topic, self._should_wait)

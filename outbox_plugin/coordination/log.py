@@ -28,7 +28,7 @@ from outbox_plugin.adapters.kafka_clients import (
     close_consumer,
     connection_error,
     internal_client_config,
-    is_whole_group,
+    is_group_name,
     refused_property,
 )
 from outbox_plugin.adapters.kafka_reader import bounds, find_leaders
@@ -93,7 +93,7 @@ class CoordinationLog:
             LogUnavailable: Kafka is away.
         """
         check_name(topic)
-        if not is_whole_group(group_id):
+        if not is_group_name(group_id):
             raise UserError(f"group_id: expected a name that begins with no white space (given: {group_id!r})")
         self._settings = settings
         self._group_id = group_id

@@ -26,7 +26,7 @@ from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
-from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, undrained, unjudged
+from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, unanswered, undrained
 from outbox_plugin.status.reader import Status, read_status
 from outbox_plugin.verification.topic_reader import records_in, verify_topic
 from outbox_plugin.verification.verdict import TopicVerdict
@@ -149,7 +149,7 @@ def _drained(
         try:
             left = wait_until_drained(settings, drain_seconds)
         except OutboxError as error:
-            return result(unjudged(error), metadata(read_status(settings)))
+            return result(unanswered(error), metadata(read_status(settings)))
         seconds = time.monotonic() - began
         status = read_status(settings)
         judged = (
@@ -183,7 +183,7 @@ def _events(
             left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or in parallel.
             verdicts = _judged(context, settings, topics, spark)
         except OutboxError as error:
-            judged = unjudged(error)
+            judged = unanswered(error)
             found = {in_order: judged, exactly_once: judged}
             counted = {}
         else:

@@ -33,7 +33,7 @@ from outbox_plugin.dagster.topic_sensor import (
     unreadable,
 )
 from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused, TopicReplaced
-from outbox_plugin.status.health_rules import unjudged
+from outbox_plugin.status.health_rules import unanswered
 
 
 class PositionConfig(Config):
@@ -72,13 +72,13 @@ def build_topic_check(
         try:
             position = read_position(settings, consumer, topic)
         except OutboxError as error:
-            return result(unjudged(error), {})
+            return result(unanswered(error), {})
         try:
             planned = plan(consumer, topic, position, topic_state(settings, topic), 1)
         except (ServerRefused, TopicReplaced) as error:
             return result(unreadable(error), {})
         except LogUnavailable as error:
-            return result(unjudged(error), {})
+            return result(unanswered(error), {})
         run = unfinished_run(context.instance, consumer, topic, time.time(), but=context.run.run_id)
         judged = consumption_health(position, planned, run, stuck_after_seconds)
         return result(judged, {"lag_offsets": MetadataValue.int(planned.lag)})

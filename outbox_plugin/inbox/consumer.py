@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException
 
-from outbox_plugin.adapters.kafka_clients import is_whole_group, refused_property
+from outbox_plugin.adapters.kafka_clients import is_group_name, refused_property
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, LogUnavailable, ServerRefused
@@ -98,7 +98,7 @@ class Inbox(Background):
                 f"Inbox: expected a group, a list of topics, and a concurrency of at least 1 "
                 f"(given: group={group!r}, topics={topics!r}, concurrency={concurrency})"
             )
-        if not is_whole_group(group):
+        if not is_group_name(group):
             raise InvalidSetting(f"Inbox: expected a group that begins with no white space (given: {group!r})")
         if batch_size is not None and batch_size < 1:
             raise InvalidSetting(f"Inbox: expected a batch_size of at least 1 (given: {batch_size})")

@@ -187,7 +187,7 @@ class Shard:
         if now - term.began_at > CALM_SECONDS:
             self._backoff.succeeded()
         gave_way = term.ending in (Ending.GAVE_WAY, Ending.GAVE_TO_OWNER)
-        # What an abandoned term met at its end is a consequence.
+        # The error of a term that was cut short is a consequence of that.
         is_cause = error is not None and not gave_way and term.ending is not Ending.STEPPED_DOWN
         reason = str(error) if is_cause else term.ending.value if term.ending else None
         if term.ending is not Ending.GAVE_TO_OWNER:

@@ -225,7 +225,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
         if last > batch_id:
             raise CheckpointTooOld(
                 f"the checkpoint of the stream {query_id} was set back: expected batch {last}, which it has emitted "
-                f"last, or a later one (given: batch {batch_id}); nothing was written. {_restore(last)}"
+                f"last, or a later one (given: batch {batch_id}); nothing was written. {_how_to_restore(last)}"
             )
         if not is_same:
             schema, _, _ = self._sink.outbox.rpartition(".")
@@ -234,7 +234,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
             )
             raise CheckpointTooOld(
                 f"batch {last} of the stream {query_id} was emitted before: expected the same events again "
-                f"(given: others); nothing was written. If the checkpoint was set back: {_restore(last)} If the "
+                f"(given: others); nothing was written. If the checkpoint was set back: {_how_to_restore(last)} If the "
                 "query makes other keys or values each time it runs, as with rand(): have the batch count as emitted, "
                 f"by {emitted.as_string(connection)}, and start the stream again"
             )
@@ -245,7 +245,7 @@ class OutboxStreamWriter(DataSourceStreamArrowWriter):
             self._sink.drop(table)
 
 
-def _restore(last: int) -> str:
+def _how_to_restore(last: int) -> str:
     """What to do about a checkpoint that was set back behind batch `last`."""
     return (
         f"Restore the checkpoint as it was at batch {last} or later. Or begin with a new checkpoint: the stream then "

@@ -106,7 +106,7 @@ def undrained(left: int, seconds: float, status: Status) -> HealthResult:
     return HealthResult(False, f"{left} events still wait after {seconds:.0f} s: {why}", True, _remedy(status))
 
 
-def unjudged(error: OutboxError) -> HealthResult:
+def unanswered(error: OutboxError) -> HealthResult:
     """The result of a check that could not read what it judges, because of `error`."""
     return HealthResult(False, str(error), True, _remedy_of_errors([str(error)]))
 

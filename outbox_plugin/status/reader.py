@@ -164,11 +164,12 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
         log_error = f"Kafka did not answer in time for {', '.join(map(str, unread))} of the leader topic's partitions"
     errors = tuple(error for error in (store_error, log_error) if error)
     count = len(table.backlog.by_shard) if table else settings.shards
-    heard = _heartbeats(settings, records, table.signer if table else None)
+    tails = _tails_by_shard(settings, records, table.signer if table else None)
     may_rest = settings.tenants_rest is not None and table is not None and not table.backlog.rows
-    why_silent = {} if may_rest else out_of_sync
+    partition_problems = {} if may_rest else out_of_sync
     shards = tuple(
-        _shard_status(shard, heard.get(shard, _PartitionTail()), table, why_silent.get(shard)) for shard in range(count)
+        _shard_status(shard, tails.get(shard, _PartitionTail()), table, partition_problems.get(shard))
+        for shard in range(count)
     )
     if table is None:
         return Status(None, None, shards, errors)
@@ -186,28 +187,29 @@ def read_status(settings: Settings, timeout_seconds: float = 5.0) -> Status:
     )
 
 
-def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None, why_silent: str | None) -> ShardStatus:
+def _shard_status(shard: int, tail: _PartitionTail, table: _Table | None, partition_problem: str | None) -> ShardStatus:
     """The status of one shard.
 
     Args:
         shard: its number.
-        heard: the last records of its partition of the leader topic.
+        tail: the last records of its partition of the leader topic.
         table: the part of the status that is read from Postgres; None if Postgres does not answer.
-        why_silent: why the partition may take no heartbeat; it is of interest where no leader sends one.
+        partition_problem: why the partition may take no heartbeat; it is of interest where no leader sends one.
     """
-    fresh = [(heartbeat, age) for heartbeat, age in heard.heartbeats if age <= FRESH_SECONDS]
+    fresh = [(heartbeat, age) for heartbeat, age in tail.heartbeats if age <= FRESH_SECONDS]
     age = fresh[-1][1] if fresh else None
     leading = [heartbeat for heartbeat, _ in fresh if heartbeat.phase == "leader"]
     ended = {heartbeat.leader_id for heartbeat, _ in fresh if heartbeat.phase == "resigned"}
     leader = leading[-1] if leading and leading[-1].leader_id not in ended else None
-    said = [heartbeat.trouble for heartbeat, _ in fresh if heartbeat.trouble]
-    trouble = leader.trouble if leader else said[-1] if said else None  # Whoever tries to lead next knows of none yet.
+    # The last heartbeat may be of one that only begins to take over, which reports no trouble.
+    reported = [heartbeat.trouble for heartbeat, _ in fresh if heartbeat.trouble]
+    trouble = leader.trouble if leader else next(reversed(reported), None)
     troubles = [trouble, table.cannot_verify if table else None]
     if leader is None:
-        troubles.append(why_silent)
-    if heard.ignored:
+        troubles.append(partition_problem)
+    if tail.ignored:
         troubles.append(
-            f"{len(heard.ignored)} records of the last minute on the leader topic are ignored: {heard.ignored[-1]}"
+            f"{len(tail.ignored)} records of the last minute on the leader topic are ignored: {tail.ignored[-1]}"
         )
     return ShardStatus(
         shard=shard,
@@ -219,7 +221,7 @@ def _shard_status(shard: int, heard: _PartitionTail, table: _Table | None, why_s
         trouble="; ".join(filter(None, troubles)) or None,
         paused=table is not None and shard in table.paused,
         recovered_rows=leader.recovered if leader else 0,
-        ignored_records=len(heard.ignored),
+        ignored_records=len(tail.ignored),
         live_first=leader is not None and leader.live_first,
         live_rows_waiting=leader.live_rows_waiting if leader else 0,
     )
@@ -318,7 +320,7 @@ def _last_records(
             topic = names.leader_topic
             listed = consumer.list_topics(topic, max(0.1, deadline - time.monotonic())).topics[topic]
             out_of_sync = {
-                number: _means_out_of_sync(topic, partition)
+                number: _out_of_sync_message(topic, partition)
                 for number, partition in listed.partitions.items()
                 if len(partition.isrs) < len(partition.replicas)
             }
@@ -339,7 +341,7 @@ def _last_records(
         raise ServerRefused(str(connection_error(problems[0] if problems else reason, settings))) from None
 
 
-def _means_out_of_sync(topic: str, partition: PartitionMetadata) -> str:
+def _out_of_sync_message(topic: str, partition: PartitionMetadata) -> str:
     """What it means that replicas are out of sync. How many must be in sync is not asked: few roles may read that."""
     in_sync = f"{len(partition.isrs)} of {len(partition.replicas)} replicas in sync"
     return (
@@ -400,22 +402,22 @@ def _tails(
     return spans, list(unanswered)
 
 
-def _heartbeats(
+def _tails_by_shard(
     settings: Settings, records: list[tuple[LeaderRecord, float]], signer: Signer | None
 ) -> dict[int, _PartitionTail]:
     """The last heartbeats and the ignored records of every shard. Without a signer, heartbeats are not verified."""
     codec = HeartbeatCodec(KafkaNames.of(settings).leader_topic, signer) if signer else None
-    heard: dict[int, _PartitionTail] = {}
+    tails: dict[int, _PartitionTail] = {}
     for record, age in records:
-        of_shard = heard.setdefault(record.shard, _PartitionTail())
+        tail = tails.setdefault(record.shard, _PartitionTail())
         unverified = LeaderHeartbeat.parse(record.value)
         if unverified is not None and unverified.shard != record.shard:
             unverified = None
         heartbeat = codec.decode(record) if codec else unverified
         is_new = codec is None or codec.is_new(record, heartbeat)
         if heartbeat is not None:
-            of_shard.heartbeats.extend([(heartbeat, age)] if is_new else [])
+            tail.heartbeats.extend([(heartbeat, age)] if is_new else [])
         elif age <= IGNORED_SECONDS and not (settings.leader_topic and is_goharvests(record.value)):
             why = "is no heartbeat of this shard" if unverified is None else "is signed by no harvester of this outbox"
-            of_shard.ignored.append(f"the one at offset {record.offset} {why}")
-    return heard
+            tail.ignored.append(f"the one at offset {record.offset} {why}")
+    return tails

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from outbox_plugin import Settings, coordination
-from outbox_plugin.adapters.kafka_clients import is_whole_group
+from outbox_plugin.adapters.kafka_clients import is_group_name
 from outbox_plugin.errors import UserError
 from outbox_plugin.inbox import Inbox
 
@@ -21,7 +21,7 @@ QUIET: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "er
 def test_only_a_name_that_the_client_takes_as_it_is_is_whole(group: str) -> None:
     with closing(Consumer({**QUIET, "group.id": group})) as consumer:
         taken = bytes(consumer.consumer_group_metadata())
-    assert is_whole_group(group) == (group.encode() in taken)
+    assert is_group_name(group) == (group.encode() in taken)
 
 
 @pytest.mark.parametrize("group", [" ", "\n", " billing"])
