@@ -247,10 +247,16 @@ class Shard:
         if self._term is not None:
             self._term.stop()
 
-    def hand_over(self, now: float, patience_seconds: float) -> None:
-        """Wait until the term has ended, cut it short after `patience_seconds`, and resign."""
+    def abandon(self) -> None:
+        """Let the term end without waiting for servers."""
         if self._term is not None:
-            if not self._term.join(patience_seconds):
-                self._term.abandon()
-                self._term.join(patience_seconds)
+            self._term.abandon()
+
+    def await_end(self, timeout_seconds: float) -> bool:
+        """Wait until there is no term, or it has ended. Returns whether that is so."""
+        return self._term is None or self._term.join(timeout_seconds)
+
+    def resign(self, now: float) -> None:
+        """Let others lead. The term is over, or is waited for no longer."""
+        if self._term is not None:
             self._finish(self._term, now)

@@ -14,7 +14,7 @@ from outbox_plugin.relay.shard import Shard
 LISTEN_SECONDS = 0.1
 # The same for a moment after the start, until we lead all shards: what makes a leader of us may come at any time.
 JOIN_SECONDS, LISTEN_WHILE_JOINING_SECONDS = 1.0, 0.01
-HAND_OVER_SECONDS = 10.0
+HAND_OVER_SECONDS = 10.0  # So long the terms may finish what is under way, and so long they may take to end without.
 SILENT_SECONDS = 10.0  # Somebody always sends heartbeats; after this long without any, the topic may be gone.
 # A turn usually takes a tenth of this. If one takes longer, this process was stopped, and does not know what happened
 # since. If the turn before took as long, the machine is slow: it would never lead if each turn counted as a stop.
@@ -159,8 +159,24 @@ class Supervisor:
             raise LayoutChanged(f"{heartbeat.instance} knows of another number of shards")
 
     def _hand_over(self) -> None:
-        for shard in self._shards.values():
+        """End all terms and resign. Those that wait for servers are cut short, all at the same time."""
+        shards = list(self._shards.values())
+        for shard in shards:
             shard.stop()
-        for shard in self._shards.values():
-            shard.hand_over(self._clock(), HAND_OVER_SECONDS)
+        held_up = self._resign_ended(shards)
+        for shard in held_up:
+            shard.abandon()
+        for shard in self._resign_ended(held_up):
+            shard.resign(self._clock())
         self._membership.leave(timeout_seconds=1.0)
+
+    def _resign_ended(self, shards: Sequence[Shard]) -> Sequence[Shard]:
+        """Resign each shard as soon as its term has ended. Returns those whose terms last longer than they may."""
+        deadline = self._clock() + HAND_OVER_SECONDS
+        running = shards
+        while running and self._clock() < deadline:
+            ended = [shard for shard in running if shard.await_end(LISTEN_SECONDS / len(running))]
+            for shard in ended:
+                shard.resign(self._clock())
+            running = [shard for shard in running if shard not in ended]
+        return running

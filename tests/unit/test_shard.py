@@ -108,7 +108,8 @@ def test_a_candidate_takes_over_once_it_hears_itself() -> None:
     shard.election.receive(sent[-1], 0.6)
     let_lead(shard, sent, 0.7)
     shard.stop()
-    shard.hand_over(1.0, 10.0)
+    assert shard.await_end(10.0)
+    shard.resign(1.0)
 
 
 class SettableClock(Threads):
@@ -188,14 +189,16 @@ def test_a_takeover_that_lasts_long_does_not_end_the_trouble_of_the_term_before_
             eventually(lambda: len(relays) == 2 and relays[1].began.is_set(), 10)
     assert (sent[-1].phase, sent[-1].trouble) == ("candidate", "Kafka: away")
     shard.stop()
-    shard.hand_over(10.0, 10.0)
+    assert shard.await_end(10.0)
+    shard.resign(10.0)
 
 
 def test_a_stop_that_was_asked_for_needs_no_reason() -> None:
     seen: list[HarvestEvent] = []
     shard = leading_shard([], seen)
     shard.stop()
-    shard.hand_over(1.0, 10.0)
+    assert shard.await_end(10.0)
+    shard.resign(1.0)
     assert [event.reason for event in seen if isinstance(event, TermFinished)] == [None]
 
 
@@ -243,7 +246,9 @@ def test_a_stalled_leader_gives_way_to_a_follower_whom_all_brokers_answer() -> N
     assert shard.election.leader_id is None  # The others go first, although it owns the partition.
     shard.step(5.4)
     assert sent[-1].phase == "candidate"
-    shard.hand_over(6.0, 10.0)
+    shard.stop()
+    assert shard.await_end(10.0)
+    shard.resign(6.0)
 
 
 @pytest.mark.parametrize("all_brokers_answer", [True, None])
@@ -259,7 +264,8 @@ def test_a_stalled_leader_goes_on_where_nobody_could_do_better(all_brokers_answe
         time.sleep(0.01)
     assert {each.phase for each in sent} == {"candidate", "leader"}
     shard.stop()
-    shard.hand_over(4.0, 10.0)
+    assert shard.await_end(10.0)
+    shard.resign(4.0)
 
 
 def test_a_follower_whom_all_brokers_answer_offers_to_replace_a_stalled_leader() -> None:
@@ -329,7 +335,8 @@ def test_an_owner_offers_to_replace_who_leads_its_shard_and_who_leads_it_gives_w
     owner.step(3.7)
     assert said[-1].phase == "candidate"
     owner.stop()
-    owner.hand_over(4.0, 10.0)
+    assert owner.await_end(10.0)
+    owner.resign(4.0)
 
 
 class BusyRelay(IdleRelay):
@@ -388,7 +395,8 @@ def test_a_follower_leaves_the_shard_to_the_successor_that_the_leader_has_named(
         shard.step(first_at)
         assert sent[-1].phase == "candidate"
         shard.stop()
-        shard.hand_over(3.0, 10.0)
+        assert shard.await_end(10.0)
+        shard.resign(3.0)
 
 
 class Client:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
 
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
@@ -10,7 +14,7 @@ from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.relay.server_probe import ServerProbe
 from outbox_plugin.relay.shard import Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
-from outbox_plugin.relay.supervisor import Supervisor
+from outbox_plugin.relay.supervisor import HAND_OVER_SECONDS, LISTEN_SECONDS, Supervisor
 from tests.clock import Clock
 from tests.support import eventually
 from tests.unit.test_shard import open_relay
@@ -121,3 +125,39 @@ def test_a_harvester_that_leads_soon_after_its_start_does_not_look_so_often_any_
     supervisor._turn()
     assert membership.waits[-1] == 0.1
     supervisor._hand_over()
+
+
+class EndingShard:
+    """Its term ends so many seconds after it was asked to, or at once where it is abandoned."""
+
+    def __init__(self, number: int, clock: Clock, seconds: float) -> None:
+        self.number = number
+        self._clock = clock
+        self._seconds = seconds
+        self._ends_at = math.inf
+        self.abandoned_at: float | None = None
+        self.resigned_at: float | None = None
+
+    def stop(self) -> None:
+        self._ends_at = self._clock.time + self._seconds
+
+    def abandon(self) -> None:
+        self._ends_at = self.abandoned_at = self._clock.time
+
+    def await_end(self, timeout_seconds: float) -> bool:
+        self._clock.time = max(self._clock.time, min(self._clock.time + timeout_seconds, self._ends_at))
+        return self._clock.time >= self._ends_at
+
+    def resign(self, now: float) -> None:
+        self.resigned_at = now
+
+
+def test_terms_that_servers_hold_up_are_cut_short_together_and_delay_no_other_shard() -> None:
+    clock = Clock()
+    shards: list[Any] = [EndingShard(number, clock, seconds) for number, seconds in enumerate([99.0, 99.0, 0.5, 99.0])]
+    Supervisor(cast(Any, SlowMembership(clock, 0.1)), shards, IDENTITY, 0, clock)._hand_over()
+    assert shards[2].abandoned_at is None
+    assert shards[2].resigned_at == pytest.approx(0.5, abs=LISTEN_SECONDS)
+    for held_up in (shards[0], shards[1], shards[3]):
+        assert held_up.abandoned_at == pytest.approx(HAND_OVER_SECONDS, abs=LISTEN_SECONDS)
+        assert held_up.resigned_at == pytest.approx(HAND_OVER_SECONDS, abs=2 * LISTEN_SECONDS)
