@@ -35,13 +35,13 @@ class Benchmarks(click.Group):
         """
         from psycopg import OperationalError
 
-        from outbox_plugin.schema.connection import is_session_ended, went_away
+        from outbox_plugin.schema.connection import is_connection_lost, went_away
 
         with exit_on(ending_signals()):
             try:
                 return super().invoke(ctx)
             except OperationalError as error:
-                if error.sqlstate is not None and not is_session_ended(error):  # A lost connection has none.
+                if not is_connection_lost(error):
                     raise
                 raise went_away(error) from None
 

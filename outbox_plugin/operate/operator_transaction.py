@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from outbox_plugin.errors import UserError
-from outbox_plugin.schema.connection import command_connection
+from outbox_plugin.errors import StoreUnavailable, UserError
+from outbox_plugin.schema.connection import command_connection, is_connection_lost, went_away
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
@@ -50,15 +50,31 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
         UserError: the settings name several outboxes, and a command concerns one.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
-        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, the message says that nobody knows
+            whether it was done.
     """
     if settings.outboxes:
         raise UserError(
             f"OUTBOX_OUTBOXES names {len(settings.outboxes)} outboxes, and this concerns one of them: take one of "
             "Settings().each(), or use `outbox` with --outbox; nothing was changed"
         )
-    with command_connection(settings, purpose="outbox (order)") as connection, connection.transaction():
+    with command_connection(settings, purpose="outbox (order)") as connection, _transaction(connection):
         yield OperatorTransaction(settings, connection)
+
+
+@contextmanager
+def _transaction(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    is_at_commit = False
+    try:
+        with connection.transaction():
+            yield
+            is_at_commit = True
+    except psycopg.Error as error:
+        if not is_at_commit or not is_connection_lost(error):
+            raise
+        raise StoreUnavailable(
+            f"{went_away(error)}. It may have been done, or not: look at `outbox status` before you do it again"
+        ) from None
 
 
 @contextmanager
@@ -69,7 +85,8 @@ def notifying_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
         UserError: the settings name several outboxes, and a command concerns one.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
-        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
+        StoreUnavailable: Postgres went away meanwhile. If that was at the commit, the message says that nobody knows
+            whether it was done.
     """
     with operator_transaction(settings) as transaction:
         yield transaction

@@ -247,14 +247,16 @@ def command_connection(
         try:
             yield connection
         except psycopg.Error as error:
-            if not connection.closed and not is_session_ended(error):
+            if not is_connection_lost(error):
                 raise
             raise went_away(error) from None
 
 
-def is_session_ended(error: psycopg.Error) -> bool:
-    """Whether the server says that it has ended the session. The connection looks open for a moment after that."""
-    return (error.sqlstate or "").startswith(_SESSION_ENDED)
+def is_connection_lost(error: psycopg.Error) -> bool:
+    """Whether it says that the session is over, and is not the answer to a statement, which has an SQLSTATE."""
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate.startswith(_SESSION_ENDED) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
 
 
 def went_away(error: psycopg.Error) -> StoreUnavailable:

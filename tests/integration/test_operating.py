@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from select import select
 
 import psycopg
 import pytest
@@ -18,8 +19,8 @@ from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.core import poll_schedule
 from outbox_plugin.core.intervals import CONTROL_IDLE_SECONDS
-from outbox_plugin.errors import InvalidSetting
-from outbox_plugin.schema.connection import connect
+from outbox_plugin.errors import InvalidSetting, ServerRefused, StoreUnavailable
+from outbox_plugin.schema.connection import command_connection, connect
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
@@ -375,3 +376,43 @@ def test_a_dead_letter_that_is_not_there_is_named_and_the_others_are_still_serve
     assert (again.returncode, again.stderr) == (2, f"outbox: there is no dead letter {there}, 4711\n")
     assert again.stdout.endswith(": 0\n")
     assert backlog(settings) == (1 if command == "retry" else 0)
+
+
+def test_a_connection_that_is_lost_at_the_commit_leaves_it_open_whether_the_order_was_carried_out(
+    settings: Settings,
+) -> None:
+    migrate(settings)
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        connection.execute(
+            """CREATE FUNCTION end_session() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END'"""
+        )
+        connection.execute(
+            "CREATE CONSTRAINT TRIGGER ends_session AFTER UPDATE ON outbox_identity DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION end_session()"
+        )
+    said = run_outbox("pause", env=environment(settings))
+    assert said.returncode == 1
+    assert "went away: terminating connection due to administrator command. It may have been done" in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_refusal_is_no_loss_of_the_connection_where_that_is_lost_after_it(settings: Settings) -> None:
+    def is_refused() -> None:
+        with command_connection(settings) as connection, closing(connection):
+            connection.execute("SELECT 1 / 0")
+
+    with pytest.raises(ServerRefused, match="division by zero"):
+        is_refused()
+
+
+def test_a_session_that_the_server_ends_is_a_loss_of_the_connection(settings: Settings) -> None:
+    def has_no_session() -> None:
+        with command_connection(settings) as connection, connection.transaction():
+            connection.execute("SET idle_in_transaction_session_timeout = '50ms'")
+            readable, _, _ = select([connection.fileno()], [], [], PATIENCE)
+            assert readable
+            connection.execute("SELECT 1")
+
+    with pytest.raises(StoreUnavailable, match=r"went away: .*idle-in-transaction timeout"):
+        has_no_session()
