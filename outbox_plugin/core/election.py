@@ -192,7 +192,7 @@ class Election:
         self._not_before = now + retry_after
         if by_another:
             self.assume_another_leads(now)
-        elif not self.another_leads(now):
+        elif not self._hears_another(now):
             self._vacated(now)
 
     def _vacated(self, now: float) -> None:
@@ -202,17 +202,17 @@ class Election:
         """The action for now. Changes nothing."""
         return self._while_following(now) if self._term is None else self._while_leading(now)
 
-    def another_leads(self, now: float) -> bool:
-        """Whether another harvester's heartbeat was heard lately, and no resignation after it."""
-        return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
-
     def hears_leader(self, now: float) -> bool:
         """Whether another harvester was heard lately that has taken over, and not only tries to."""
         heard_at = self.leader_heard_at
-        return self.another_leads(now) and heard_at is not None and now - heard_at <= self._timing.silence
+        return self._hears_another(now) and heard_at is not None and now - heard_at <= self._timing.silence
+
+    def _hears_another(self, now: float) -> bool:
+        """Whether another harvester's heartbeat was heard lately, and no resignation after it."""
+        return self._other_heard_at is not None and now - self._other_heard_at <= self._timing.silence
 
     def _while_following(self, now: float) -> ElectionAction:
-        if self._unheard or now < self._not_before or self.another_leads(now):
+        if self._unheard or now < self._not_before or self._hears_another(now):
             return ElectionAction.FOLLOW
         owns = self._owns and now >= self._doubted_until
         if owns or (self._early_takeover and self._leader_is_lost(now)):

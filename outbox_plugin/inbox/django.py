@@ -51,11 +51,11 @@ def database_of(connection: psycopg.Connection[Any], alias: str = DEFAULT_DB_ALI
             f"expected the connection of a handler that is not async (given: a {type(connection).__name__}): "
             "Django's models cannot use an async one"
         )
-    own = connections[alias]
-    if own.vendor != "postgresql":
-        raise TypeError(f"expected a database of Postgres (the alias {alias!r} names one of {own.display_name})")
-    savepoint, time_zone = _savepoint(connection), _time_zone(connection, own.timezone_name)
-    with savepoint, time_zone, _lent(connection, own) as database, transaction.atomic(using=alias):
+    original = connections[alias]
+    if original.vendor != "postgresql":
+        raise TypeError(f"expected a database of Postgres (the alias {alias!r} names one of {original.display_name})")
+    savepoint, time_zone = _savepoint(connection), _time_zone(connection, original.timezone_name)
+    with savepoint, time_zone, _replaced(connection, original) as database, transaction.atomic(using=alias):
         yield
         database.validate_no_broken_transaction()
 
@@ -106,8 +106,8 @@ def _refuse_to_wait(*_: object, **__: object) -> NoReturn:
     raise psycopg.InterfaceError("the block of database_of that this cursor belongs to has ended")
 
 
-class _Lender:
-    """Stands in for psycopg in a database of Django: to connect is to get the handler's connection."""
+class _Driver:
+    """What a database of Django uses in place of psycopg: it "connects" by taking the handler's connection."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -120,10 +120,10 @@ class _Lender:
 
 
 @contextmanager
-def _lent(connection: psycopg.Connection[Any], own: Any) -> Iterator[Any]:
-    """Put a database on a handler's connection in the place of Django's own one."""
-    database = _database_on(connection, own)
-    connections[own.alias] = database
+def _replaced(connection: psycopg.Connection[Any], original: Any) -> Iterator[Any]:
+    """Replace Django's database, `original`, by one on a handler's connection."""
+    database = _database_on(connection, original)
+    connections[original.alias] = database
     borrowed = database.connection
     try:
         if apps.is_installed("django.contrib.postgres"):
@@ -132,18 +132,18 @@ def _lent(connection: psycopg.Connection[Any], own: Any) -> Iterator[Any]:
             register_type_handlers(database)  # It may look the types up, on the connection of the alias.
         yield database
     finally:
-        connections[own.alias] = own
+        connections[original.alias] = original
         borrowed.end()
 
 
-def _database_on(connection: psycopg.Connection[Any], own: Any) -> Any:
-    """Return a database like Django's own one that has connected, which gave it a handler's connection."""
+def _database_on(connection: psycopg.Connection[Any], original: Any) -> Any:
+    """Return a database like `original` that has connected, which gave it a handler's connection."""
     # With a pool in its options, it would take the connection for one of the pool's.
-    options = {name: value for name, value in own.settings_dict["OPTIONS"].items() if name != "pool"}
-    database = type(own)({**own.settings_dict, "OPTIONS": options}, own.alias)
+    options = {name: value for name, value in original.settings_dict["OPTIONS"].items() if name != "pool"}
+    database = type(original)({**original.settings_dict, "OPTIONS": options}, original.alias)
     # Several blocks may share a transaction: each has names of its own for its savepoints and cursors.
     database.savepoint_state = database._named_cursor_idx = next(_blocks) * _NAMES_OF_A_BLOCK
-    database.Database = _Lender(connection)
+    database.Database = _Driver(connection)
     database.connection = database.get_new_connection(database.get_connection_params())
     database.autocommit = True
     database._commit = database._rollback = _leave_to_the_savepoint
