@@ -122,7 +122,8 @@ class EventRouter:
         publication: the publication that the connector reads; None if its plug-in uses none.
         makes_publication: whether the connector adds the table to its publication when it starts.
         slot: the connector's replication slot.
-        writes_messages: whether its converter can write WAL messages, which are not events.
+        bytes_only: the property of a converter that writes nothing but bytes, and so fails at WAL messages; None if
+            there is none.
     """
 
     schema: str
@@ -142,7 +143,7 @@ class EventRouter:
     publication: str | None
     makes_publication: bool
     slot: str
-    writes_messages: bool
+    bytes_only: str | None
 
 
 def event_router(connector: Mapping[str, object]) -> EventRouter:
@@ -220,7 +221,7 @@ class _Reader:
             publication=self._publication(),
             makes_publication=self._properties.get("publication.autocreate.mode", "all_tables") != "disabled",
             slot=self._properties.get("slot.name", "debezium"),
-            writes_messages=self._writes_messages(),
+            bytes_only=self._bytes_only(),
         )
 
     def _router_prefix(self) -> str:
@@ -317,8 +318,11 @@ class _Reader:
             if rest in _CONVERTER_VALUES:
                 self._expect_in_any_case(name, *_CONVERTER_VALUES[rest])
 
-    def _writes_messages(self) -> bool:
-        return self._properties["value.converter"] not in _BYTES or f"value.converter.{_DELEGATE}" in self._properties
+    def _bytes_only(self) -> str | None:
+        for name in ("key.converter", "value.converter"):
+            if self._properties[name] in _BYTES and f"{name}.{_DELEGATE}" not in self._properties:
+                return name
+        return None
 
     def _publication(self) -> str | None:
         if self._properties.get("plugin.name", "decoderbufs") != "pgoutput":

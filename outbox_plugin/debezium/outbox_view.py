@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from psycopg import sql
 
+from outbox_plugin.core.whole_record import MAX_HEX_BYTES, WHOLE_RECORD_HEADER
 from outbox_plugin.debezium.event_router import EventRouter, Form, InvalidConnector
 from outbox_plugin.schema.statements import identifier
 
@@ -22,6 +23,16 @@ _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
 _NUMERIC = re.compile(r"numeric\(\d+,[0-6]\)")  # Java writes smaller fractions with an exponent.
 _MILLISECONDS = re.compile(r"timestamp\([0-3]\) without time zone")
 _EPOCH = "CASE WHEN isfinite({0}) THEN trunc(extract(epoch FROM {0}) * %s)::text END"
+# Kafka takes no timestamp before 1970, and the harvester none after the year 9999. NULL: the time of publication.
+_TIMESTAMP = (
+    "CASE WHEN {0} >= TIMESTAMP '1970-01-01 00:00:00.001'\n             AND {0} < TIMESTAMP '10000-01-01' "
+    "THEN {0} AT TIME ZONE 'UTC' END"
+)
+# As `core.whole_record.ordering_key` makes it, but that keys which are texts are written in hexadecimal, too.
+_ORDERING_KEY = (
+    f"CASE WHEN octet_length({{0}}) <= {MAX_HEX_BYTES} THEN 'hex:' || encode({{0}}, 'hex') "
+    "ELSE 'sha256:' || encode(sha256({0}), 'hex') END"
+)
 # By column type, the text that Debezium, with its defaults, and Kafka Connect's header converter make of a value. There
 # is none for an infinite date or time: the header has no value.
 _HEADERS = {
@@ -87,8 +98,15 @@ class OutboxView:
                 "escapes of control characters in capitals; here they are written differently, with the same meaning."
             )
         if router.timestamp_column:
-            found.append("A record's timestamp is the time of its publication, not the column's.")
+            found.append(
+                "A timestamp before 1970, after the year 9999, or that is infinite becomes the time of publication."
+            )
         return found
+
+    @property
+    def makes_whole_records(self) -> bool:
+        """Whether the records have what only the columns of whole records can hold: bytes as keys, or timestamps."""
+        return self._router.timestamp_column is not None or self._router.key_form is Form.BYTES
 
     def preparation(self) -> list[sql.Composed]:
         """Statements that the table's owner runs once, one by one. No row gets a place yet, and Debezium goes on."""
@@ -219,22 +237,24 @@ class OutboxView:
         return identifier((self._router.schema, _shortened(self._router.table, suffix)))
 
     def _composed_select(self) -> sql.Composed:
-        names, texts = self._header_arrays()
-        return sql.SQL(
-            "SELECT {place} AS id,\n       {created_at} AS create_time,\n       {topic} AS kafka_topic,\n"
-            "       {key} AS kafka_key,\n       {value} AS kafka_value,\n       {names} AS kafka_header_keys,\n"
-            "       {texts} AS kafka_header_values,\n       {leader} AS leader_id,\n       xmin AS xmin\n"
-            "FROM {base}\nWHERE {place} IS NOT NULL"
-        ).format(
-            place=_PLACE,
-            created_at=_CREATED_AT,
-            leader=_LEADER,
-            topic=self._topic(),
-            key=self._key(),
-            value=self._value(),
-            names=names,
-            texts=texts,
+        columns = {
+            "id": _PLACE,
+            "create_time": _CREATED_AT,
+            "kafka_topic": self._topic(),
+            "kafka_key": self._key(),
+            "kafka_value": self._value(),
+            **self._headers(),
+            "leader_id": _LEADER,
+            "xmin": sql.SQL("xmin"),
+            **(self._whole_record() if self.makes_whole_records else {}),
+        }
+        # `CREATE OR REPLACE VIEW` can only add columns behind those that a view has.
+        return sql.SQL("SELECT {columns}\nFROM {base}\nWHERE {place} IS NOT NULL").format(
+            columns=sql.SQL(",\n       ").join(
+                sql.SQL(f"{{}} AS {name}").format(expression) for name, expression in columns.items()
+            ),
             base=self._base,
+            place=_PLACE,
         )
 
     def _topic(self) -> sql.Composable:
@@ -249,9 +269,8 @@ class OutboxView:
         return sql.SQL(" || ").join([*prefix, sql.SQL("{}::text").format(identifier((column.name,))), *suffix])
 
     def _key(self) -> sql.Composable:
-        if self._router.key_form is Form.BYTES:
-            raise InvalidConnector("key.converter: expected keys that are texts or JSON, as bytes cannot be a key here")
-        return self._written("key.converter", self._router.key_column, self._router.key_form)
+        key = self._written("key.converter", self._router.key_column, self._router.key_form)
+        return sql.SQL(_ORDERING_KEY).format(key) if self._router.key_form is Form.BYTES else key
 
     def _value(self) -> sql.Composable:
         router = self._router
@@ -288,12 +307,43 @@ class OutboxView:
             )
         return sql.SQL(written).format(identifier((name,)))
 
-    def _header_arrays(self) -> tuple[sql.Composable, sql.Composable]:
-        """The names and the texts of the headers. A column that is NULL becomes a header without a value."""
-        headers = [("id", self._router.id_column), *((each.header, each.column) for each in self._router.headers)]
-        return _array([sql.Literal(name) for name, _ in headers]), _array(
-            [self._as_header(name) for _, name in headers]
-        )
+    def _headers(self) -> dict[str, sql.Composable]:
+        """The names of the headers, and their texts. A column that is NULL becomes a header without a value."""
+        names = [sql.Literal(header) for header, _ in self._header_columns()]
+        if not self.makes_whole_records:
+            return {"kafka_header_keys": _array(names), "kafka_header_values": _array(self._header_texts())}
+        marked = [sql.Literal(WHOLE_RECORD_HEADER), *names]
+        return {"kafka_header_keys": _array(marked), "kafka_header_values": sql.SQL("ARRAY[]::text[]")}
+
+    def _whole_record(self) -> dict[str, sql.Composable]:
+        """The columns of whole records: keys that are bytes, the values of all headers, and the timestamp."""
+        has_bytes = self._router.key_form is Form.BYTES
+        as_bytes = [sql.SQL("convert_to({}, 'UTF8')").format(text) for text in self._header_texts()]
+        return {
+            "kafka_key_bytes": identifier((self._router.key_column,)) if has_bytes else sql.SQL("NULL::bytea"),
+            "kafka_value_bytes": sql.SQL("NULL::bytea"),
+            "kafka_header_bytes": _array(as_bytes),
+            "kafka_partition": sql.SQL("NULL::integer"),
+            "kafka_timestamp": self._timestamp(),
+        }
+
+    def _timestamp(self) -> sql.Composable:
+        if self._router.timestamp_column is None:
+            return sql.SQL("NULL::timestamptz")
+        name = "table.field.event.timestamp"
+        column = self._column(name, self._router.timestamp_column)
+        if column.base_type != "timestamp without time zone":
+            raise InvalidConnector(
+                f"{name}: the column {column.name!r} is of the type {column.type}; Debezium takes only a timestamp "
+                "without time zone"
+            )
+        return sql.SQL(_TIMESTAMP).format(identifier((column.name,)))
+
+    def _header_columns(self) -> list[tuple[str, str]]:
+        return [("id", self._router.id_column), *((each.header, each.column) for each in self._router.headers)]
+
+    def _header_texts(self) -> list[sql.Composable]:
+        return [self._as_header(column) for _, column in self._header_columns()]
 
     def _as_header(self, name: str) -> sql.Composed:
         column = self._column("table.fields.additional.placement", name)

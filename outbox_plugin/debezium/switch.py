@@ -53,6 +53,7 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
         columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
         view = OutboxView(router, columns, writers, with_schema(connection, settings.table).rsplit(".", 1))
+        _check_encoding(connection, view)
         _check_names(connection, settings, router, view)
         _check_owner(connection, router)
         _check_insertion(connection, router)
@@ -91,6 +92,16 @@ def switch(settings: Settings, router: EventRouter, tell: Callable[[str], None])
         _wait_for_debezium(connection, router, tell)
     resume(settings)
     tell("Debezium has read all of its rows, and the harvester relays new ones from now on; delete the connector")
+
+
+def _check_encoding(connection: _Connection, view: OutboxView) -> None:
+    """Raises InvalidConnector if headers could be texts that Postgres cannot write in UTF-8: reads would fail."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if view.makes_whole_records and encoding != "UTF8":
+        raise InvalidConnector(
+            "table.field.event.timestamp, key.converter: timestamps of records, and keys that are bytes, need a "
+            f"database in the encoding UTF8 (given: {encoding})"
+        )
 
 
 def _check_names(connection: _Connection, settings: Settings, router: EventRouter, view: OutboxView) -> None:
@@ -237,10 +248,10 @@ def _check_slot(connection: _Connection, router: EventRouter) -> None:
 
 def _check_messages(router: EventRouter) -> None:
     """Raises InvalidConnector if the connector could not write the messages by which we follow its progress."""
-    if not router.writes_messages:
+    if name := router.bytes_only:
         raise InvalidConnector(
-            "value.converter: expected io.debezium.converters.BinaryDataConverter with "
-            "value.converter.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter, because a converter "
+            f"{name}: expected io.debezium.converters.BinaryDataConverter with "
+            f"{name}.delegate.converter.type=org.apache.kafka.connect.json.JsonConverter, because a converter "
             "of bytes alone fails at the messages that this writes to the WAL: set both, and restart the connector"
         )
 

@@ -33,6 +33,8 @@ COLUMNS = [
     Column("payload", "jsonb"),
     Column("size", "integer"),
     Column("measured", "double precision"),
+    Column("at", "timestamp(6) without time zone"),
+    Column("there", "timestamp with time zone"),
 ]
 
 
@@ -63,21 +65,23 @@ def test_the_defaults_are_debeziums() -> None:
         publication="dbz_publication",
         makes_publication=True,
         slot="debezium",
-        writes_messages=True,
+        bytes_only=None,
     )
 
 
+@pytest.mark.parametrize("name", ["key.converter", "value.converter"])
 @pytest.mark.parametrize(
-    ("changed", "writes"),
+    ("converter", "delegate", "fails"),
     [
-        ({"value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter"}, False),
-        ({"value.converter": BINARY}, False),
-        ({"value.converter": BINARY, "value.converter.delegate.converter.type": "org.Json"}, True),
-        ({"value.converter": BINARY, "value.converter.delegate.converter.type.schemas.enable": "false"}, False),
+        ("org.apache.kafka.connect.converters.ByteArrayConverter", "", True),
+        (BINARY, "", True),
+        (BINARY, "delegate.converter.type", False),
+        (BINARY, "delegate.converter.type.schemas.enable", True),
     ],
 )
-def test_bytes_alone_cannot_be_a_message(changed: dict[str, str], writes: bool) -> None:
-    assert event_router(LEAST | changed).writes_messages is writes
+def test_bytes_alone_cannot_be_a_message(name: str, converter: str, delegate: str, fails: bool) -> None:
+    changed = {name: converter} | ({f"{name}.{delegate}": "false"} if delegate else {})
+    assert event_router(LEAST | changed).bytes_only == (name if fails else None)
 
 
 def test_a_configuration_with_a_name_and_json_values_is_read_too() -> None:
@@ -333,6 +337,9 @@ def test_a_plug_in_without_publications_is_refused_when_it_comes_to_that() -> No
         (of_router("table.field.event.key"), "measured", "'measured', of the type double precision"),
         (of_router("table.fields.additional.placement"), "measured:header", "'measured' is of the type double"),
         (of_router("route.by.field"), "size", "'size' is of the type integer, expected a text"),
+        (of_router("table.field.event.timestamp"), "no_such", "has no column 'no_such'"),
+        (of_router("table.field.event.timestamp"), "there", "only a timestamp without time zone"),
+        ("key.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", "'aggregateid', of the type char"),
         (of_router("table.expand.json.payload"), "true", "expected value.converter to be the JsonConverter"),
         ("value.converter", "org.apache.kafka.connect.converters.ByteArrayConverter", "'payload', of the type jsonb"),
     ],
@@ -369,7 +376,7 @@ def test_names_of_a_long_table_stay_apart() -> None:
                 of_router("table.expand.json.payload"): "true",
                 of_router("table.field.event.timestamp"): "at",
             },
-            ["null fields", "timestamp"],
+            ["null fields", "before 1970"],
         ),
     ],
 )
