@@ -54,15 +54,12 @@ def insert(settings: Settings, **columns: object) -> None:
 
 
 @EITHER
-@pytest.mark.parametrize(("kind", "micros"), [("TIMESTAMP", 678_901), ("TIMESTAMP(3)", 678_000)])
-def test_the_columns_timestamp_becomes_the_records(
-    outbox: Settings, tmp_path: Path, delivery: Delivery, kind: str, micros: int
-) -> None:
-    run(outbox, f"ALTER TABLE outboxevent ADD at {kind}")
+def test_the_columns_timestamp_becomes_the_records(outbox: Settings, tmp_path: Path, delivery: Delivery) -> None:
+    run(outbox, "ALTER TABLE outboxevent ADD at TIMESTAMP")
     changed = {TIMESTAMP: "at", HEADERS: "type:header:eventType,at:header"}
     settings, topic = switched(outbox, tmp_path, delivery, changed)
     identity, started = uuid.uuid4(), time.time()
-    at = datetime(2026, 1, 2, 3, 4, 5, micros)
+    at = datetime(2026, 1, 2, 3, 4, 5, 678_901)
     insert(settings, id=identity, type="Grüße 😀", payload='{"a": 1}', at=at)
     for odd in (None, "infinity", "-infinity", "1969-12-31 23:59:59", "1970-01-01", "10000-01-01"):
         insert(settings, at=odd)
@@ -70,12 +67,11 @@ def test_the_columns_timestamp_becomes_the_records(
         drained(settings)
     first, *others = records(settings, topic)
     millis = (int(at.replace(tzinfo=UTC).timestamp()) * 1_000) + 678
-    header = str(millis if kind == "TIMESTAMP(3)" else (millis * 1_000) + 901)
     assert (first.key, first.value, first.timestamp) == (b"k", b'{"a": 1}', millis)
     assert first.headers == [
         ("id", str(identity).encode()),
         ("eventType", "Grüße 😀".encode()),
-        ("at", header.encode()),
+        ("at", f"{millis}901".encode()),
     ]
     assert len(others) == 6
     assert all(started - 60 < record.timestamp / 1_000 < time.time() + 60 for record in others)
