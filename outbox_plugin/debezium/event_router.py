@@ -93,11 +93,11 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderColumn:
-    """A column whose value becomes a header."""
+class AdditionalColumn:
+    """A column whose value the record has beside key and payload, under a name: a header, or a field of the value."""
 
     column: str
-    header: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,8 @@ class EventRouter:
         topic_prefix: the beginning of the topic's name.
         topic_suffix: the end of the topic's name.
         headers: further headers, in their order.
+        envelope: what an object around the payload holds beside it, in this order; empty: the payload is the value.
+        partition_column: its value is the number of the record's partition. None: the key decides.
         key_form: how keys are written.
         value_form: how values are written.
         expands_json: whether a JSON payload is written as JSON, and not as a string that contains it.
@@ -134,7 +136,9 @@ class EventRouter:
     route_column: str
     topic_prefix: str
     topic_suffix: str
-    headers: tuple[HeaderColumn, ...]
+    headers: tuple[AdditionalColumn, ...]
+    envelope: tuple[AdditionalColumn, ...]
+    partition_column: str | None
     key_form: Form
     value_form: Form
     expands_json: bool
@@ -203,6 +207,8 @@ class _Reader:
             self._expect_in_any_case(name, value)
         schema, table = self._table()
         prefix, suffix = self._topic()
+        placed = self._additional_columns()
+        partitions = [each.column for each in placed["partition"]]
         return EventRouter(
             schema=schema,
             table=table,
@@ -212,7 +218,9 @@ class _Reader:
             route_column=self._routers("route.by.field", "aggregatetype"),
             topic_prefix=prefix,
             topic_suffix=suffix,
-            headers=self._headers(),
+            headers=tuple(placed["header"]),
+            envelope=tuple(placed["envelope"]),
+            partition_column=partitions[-1] if partitions else None,
             key_form=self._form("key.converter"),
             value_form=self._form("value.converter"),
             expands_json=self._flag("table.expand.json.payload"),
@@ -275,21 +283,22 @@ class _Reader:
             )
         return prefix, suffix
 
-    def _headers(self) -> tuple[HeaderColumn, ...]:
+    def _additional_columns(self) -> dict[str, list[AdditionalColumn]]:
+        """The columns of each placement, in their order."""
         name = f"{self._router}table.fields.additional.placement"
         self._expect("header.converter", _SIMPLE_HEADER, _STRING, default=_SIMPLE_HEADER)
         self._expect_plain_converter("header.converter")
-        found = []
+        placed: dict[str, list[AdditionalColumn]] = {"header": [], "envelope": [], "partition": []}
         for given in filter(None, map(str.strip, self._properties.get(name, "").split(","))):
             column, _, rest = given.partition(":")
             placement, _, alias = rest.partition(":")
-            if not column or placement.lower() != "header":
+            if not column or placement.lower() not in placed:
                 raise InvalidConnector(
-                    f"{name}: expected column:header or column:header:name; placing a value in the envelope, or as the "
-                    f"partition, is not supported (given: {given!r})"
+                    f"{name}: expected column:header, column:envelope or column:partition, and perhaps :name "
+                    f"(given: {given!r})"
                 )
-            found.append(HeaderColumn(column, alias or column))
-        return tuple(found)
+            placed[placement.lower()].append(AdditionalColumn(column, alias or column))
+        return placed
 
     def _form(self, name: str) -> Form:
         given = self._properties.get(name)

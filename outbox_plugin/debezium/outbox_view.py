@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,14 +34,18 @@ _ORDERING_KEY = (
     f"CASE WHEN octet_length({{0}}) <= {MAX_HEX_BYTES} THEN 'hex:' || encode({{0}}, 'hex') "
     "ELSE 'sha256:' || encode(sha256({0}), 'hex') END"
 )
-# By column type, the text that Debezium, with its defaults, and Kafka Connect's header converter make of a value. There
-# is none for an infinite date or time: the header has no value.
-_HEADERS = {
+# By column type, the text that Debezium, with its defaults, and Kafka Connect's header converter make of a value.
+# JSON has some of it in quotes. There is none for an infinite date or time: the header has no value.
+_AS_TEXT = {
     **dict.fromkeys((*_PLAIN_TEXT, *_WHOLE_NUMBERS, "boolean"), "{}::text"),
     "date": "CASE WHEN isfinite({0}) THEN ({0} - DATE '1970-01-01')::text END",
     "timestamp without time zone": _EPOCH % 1_000_000,
     "timestamp with time zone": "to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
 }
+
+
+_TEXT_IN_JSON = {*_PLAIN_TEXT, "timestamp with time zone"}
+_PLACEMENT = "table.fields.additional.placement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,9 @@ class OutboxView:
 
     @property
     def makes_whole_records(self) -> bool:
-        """Whether the records have what only the columns of whole records can hold: bytes as keys, or timestamps."""
-        return self._router.timestamp_column is not None or self._router.key_form is Form.BYTES
+        """Whether only the columns of whole records can hold the records: bytes as keys, timestamps, or partitions."""
+        router = self._router
+        return router.key_form is Form.BYTES or bool(router.timestamp_column or router.partition_column)
 
     def preparation(self) -> list[sql.Composed]:
         """Statements that the table's owner runs once, one by one. No row gets a place yet, and Debezium goes on."""
@@ -279,16 +285,35 @@ class OutboxView:
                 "table.expand.json.payload: expected value.converter to be the JsonConverter, as an expanded payload "
                 "is not a text"
             )
+        if router.envelope and router.value_form is not Form.JSON:
+            raise InvalidConnector(
+                f"{_PLACEMENT}: expected value.converter to be the JsonConverter, as an envelope is not a text"
+            )
         form = router.value_form
         value = self._written("value.converter", router.payload_column, form)
         if router.expands_json:  # Debezium expands payloads that begin like an object or an array.
             payload = identifier((router.payload_column,))
             value = sql.SQL("CASE WHEN {0}::text ~ '^[{{[]' THEN {0}::text ELSE {1} END").format(payload, value)
+        if router.envelope:
+            value = self._in_envelope(value)
         if not router.blank_is_tombstone or form is Form.BYTES:
             return value
         # To Java's trim(), the space and all characters with smaller codes are blanks.
         blank = sql.SQL("coalesce({}::text, '') !~ '[^\x01-\x20]'").format(identifier((router.payload_column,)))
         return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(blank, value)
+
+    def _in_envelope(self, payload: sql.Composable) -> sql.Composable:
+        """An object with the payload and the other columns, as the JsonConverter writes it."""
+        parts = [sql.Literal('{"payload":'), payload]
+        for field in self._router.envelope:
+            column = self._column(_PLACEMENT, field.column)
+            if column.base_type not in _AS_TEXT:  # A number with a fraction is written in Base64, for example.
+                raise _unwritable(column)
+            is_text = column.base_type in _TEXT_IN_JSON
+            written = "coalesce(to_json({})::text, 'null')" if is_text else "coalesce({}, 'null')"
+            name = sql.Literal(f",{json.dumps(field.name, ensure_ascii=False)}:")
+            parts += name, sql.SQL(written).format(self._as_text(field.column))
+        return sql.SQL(" || ").join([*parts, sql.Literal("}")])
 
     def _written(self, converter: str, name: str, form: Form) -> sql.Composable:
         column = self._column(converter, name)
@@ -323,9 +348,20 @@ class OutboxView:
             "kafka_key_bytes": identifier((self._router.key_column,)) if has_bytes else sql.SQL("NULL::bytea"),
             "kafka_value_bytes": sql.SQL("NULL::bytea"),
             "kafka_header_bytes": _array(as_bytes),
-            "kafka_partition": sql.SQL("NULL::integer"),
+            "kafka_partition": self._partition(),
             "kafka_timestamp": self._timestamp(),
         }
+
+    def _partition(self) -> sql.Composable:
+        if self._router.partition_column is None:
+            return sql.SQL("NULL::integer")
+        column = self._column(_PLACEMENT, self._router.partition_column)
+        if column.type != "integer":
+            raise InvalidConnector(
+                f"{_PLACEMENT}: the column {column.name!r} is of the type {column.type}; Debezium takes only an "
+                "integer as the partition"
+            )
+        return identifier((column.name,))
 
     def _timestamp(self) -> sql.Composable:
         if self._router.timestamp_column is None:
@@ -340,23 +376,20 @@ class OutboxView:
         return sql.SQL(_TIMESTAMP).format(identifier((column.name,)))
 
     def _header_columns(self) -> list[tuple[str, str]]:
-        return [("id", self._router.id_column), *((each.header, each.column) for each in self._router.headers)]
+        return [("id", self._router.id_column), *((each.name, each.column) for each in self._router.headers)]
 
     def _header_texts(self) -> list[sql.Composable]:
-        return [self._as_header(column) for _, column in self._header_columns()]
+        return [self._as_text(column) for _, column in self._header_columns()]
 
-    def _as_header(self, name: str) -> sql.Composed:
-        column = self._column("table.fields.additional.placement", name)
+    def _as_text(self, name: str) -> sql.Composed:
+        column = self._column(_PLACEMENT, name)
         if _NUMERIC.fullmatch(column.type):
             return sql.SQL("{}::text").format(identifier((name,)))
         if _MILLISECONDS.fullmatch(column.type):
             return sql.SQL(_EPOCH % 1_000).format(identifier((name,)))
-        if column.base_type not in _HEADERS:
-            raise InvalidConnector(
-                f"table.fields.additional.placement: the column {name!r} is of the type {column.type}, which cannot be "
-                "written here as Kafka Connect does"
-            )
-        return sql.SQL(_HEADERS[column.base_type]).format(identifier((name,)))
+        if column.base_type not in _AS_TEXT:
+            raise _unwritable(column)
+        return sql.SQL(_AS_TEXT[column.base_type]).format(identifier((name,)))
 
     def _column(self, what: str, name: str) -> Column:
         if name not in self._columns:
@@ -364,6 +397,13 @@ class OutboxView:
                 f"{what}: the table {self._router.schema}.{self._router.table} has no column {name!r}"
             )
         return self._columns[name]
+
+
+def _unwritable(column: Column) -> InvalidConnector:
+    return InvalidConnector(
+        f"{_PLACEMENT}: the column {column.name!r} is of the type {column.type}, which cannot be written here as Kafka "
+        "Connect does"
+    )
 
 
 def _array(parts: Sequence[sql.Composable]) -> sql.Composed:

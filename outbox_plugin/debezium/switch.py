@@ -99,8 +99,8 @@ def _check_encoding(connection: _Connection, view: OutboxView) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if view.makes_whole_records and encoding != "UTF8":
         raise InvalidConnector(
-            "table.field.event.timestamp, key.converter: timestamps of records, and keys that are bytes, need a "
-            f"database in the encoding UTF8 (given: {encoding})"
+            "table.include.list: timestamps and partitions of records, and keys that are bytes, need a database in the "
+            f"encoding UTF8 (given: {encoding})"
         )
 
 

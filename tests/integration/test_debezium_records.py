@@ -1,7 +1,8 @@
 """Records are those that Debezium makes of the same rows, byte for byte.
 
 `debezium_records.json` was recorded with Debezium 3.0.8 and Kafka Connect 3.9. Each of its cases has a configuration,
-the further columns of a table, its rows, and what a consumer received; a timestamp only where it is a column's.
+the further columns of a table, its rows, and what a consumer received. It has a timestamp only if that is a column's,
+and a partition only if the topic had several.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 from psycopg import sql
 
 from outbox_plugin import Harvester, Settings
@@ -21,6 +22,7 @@ from outbox_plugin.debezium.event_router import Form, event_router
 from outbox_plugin.debezium.switch import outbox_view
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import create_topic, drained
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.integration
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("debezium_records.json").read_text("utf-8"))
@@ -49,16 +51,20 @@ def insert(connection: psycopg.Connection[Any], row: dict[str, Any]) -> None:
     )
 
 
-def received(settings: Settings, topic: str, count: int) -> list[tuple[Any, ...]]:
+def received(settings: Settings, topic: str, partitions: int, count: int) -> dict[str, Message]:
+    """The records of the topic by the value of their first header, the id."""
     config = {
         "bootstrap.servers": settings.bootstrap_servers,
         "group.id": "reader",
         "isolation.level": "read_committed",
     }
+    found: dict[str, Message] = {}
     with closing(Consumer(config)) as consumer:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        messages = consumer.consume(count, timeout=20)
-        return [(each.key(), each.value(), each.headers(), each.timestamp()[1]) for each in messages]
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+        for message in consumer.consume(count, timeout=20 * PATIENCE):
+            headers: Any = message.headers()
+            found[headers[0][1].decode()] = message
+    return found
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=[case["name"] for case in RECORDED])
@@ -79,18 +85,20 @@ def test_records_are_debeziums(unmigrated: Settings, case: dict[str, Any]) -> No
         topic = f"{settings.group}-{case['name']}"
         prefix, suffix = router.topic_prefix, router.topic_suffix
         assert {record["topic"] for record in records} == {f"{prefix}{case['name']}{suffix}"}
-        create_topic(settings, f"{prefix}{topic}{suffix}", 1)
+        partitions = 1 + max(record.get("partition", 0) for record in records)
+        create_topic(settings, f"{prefix}{topic}{suffix}", partitions)
         with Harvester(settings):
             for record in records:
                 insert(connection, record["row"] | {"aggregatetype": topic})
             drained(settings)
-    found = received(settings, f"{prefix}{topic}{suffix}", len(records))
-    assert [(key, value, headers) for key, value, headers, _ in found] == [
-        (as_bytes(each["key"]), as_bytes(each["value"]), [(name, as_bytes(text)) for name, text in each["headers"]])
-        for each in records
-    ]
-    for record, (*_, timestamp) in zip(records, found, strict=True):
-        assert record.get("timestamp", timestamp) == timestamp
+    found = received(settings, f"{prefix}{topic}{suffix}", partitions, len(records))
+    assert set(found) == {record["row"]["id"] for record in records}
+    for record in records:
+        message = found[record["row"]["id"]]
+        assert (message.key(), message.value()) == (as_bytes(record["key"]), as_bytes(record["value"]))
+        assert message.headers() == [(name, as_bytes(text)) for name, text in record["headers"]]
+        assert message.partition() == record.get("partition", 0)
+        assert message.timestamp()[1] == record.get("timestamp", message.timestamp()[1])
 
 
 def test_all_forms_were_recorded() -> None:
@@ -98,3 +106,5 @@ def test_all_forms_were_recorded() -> None:
     assert {router.value_form for router in routers} == set(Form)
     assert {router.key_form for router in routers} == set(Form)
     assert any(router.timestamp_column for router in routers)
+    assert any(router.partition_column for router in routers)
+    assert any(router.envelope for router in routers)

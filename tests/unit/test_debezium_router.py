@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin.debezium.command import _router
-from outbox_plugin.debezium.event_router import EventRouter, Form, HeaderColumn, InvalidConnector, event_router
+from outbox_plugin.debezium.event_router import AdditionalColumn, EventRouter, Form, InvalidConnector, event_router
 from outbox_plugin.debezium.outbox_view import Column, OutboxView
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
@@ -57,6 +57,8 @@ def test_the_defaults_are_debeziums() -> None:
         topic_prefix="outbox.event.",
         topic_suffix="",
         headers=(),
+        envelope=(),
+        partition_column=None,
         key_form=Form.TEXT,
         value_form=Form.TEXT,
         expands_json=False,
@@ -99,7 +101,9 @@ def test_all_that_can_be_had_is_read() -> None:
             "transforms.router.table.field.event.key": "k",
             "transforms.router.table.field.event.payload": "body",
             "transforms.router.table.field.event.timestamp": "at",
-            "transforms.router.table.fields.additional.placement": "type:header:eventType, size:HEADER",
+            "transforms.router.table.fields.additional.placement": (
+                "type:header:eventType, size:HEADER,type:Envelope:kind,size:envelope,old:partition,size:partition:any"
+            ),
             "transforms.router.route.by.field": "kind",
             "transforms.router.route.topic.replacement": "shop.${routedByValue}.v1",
             "value.converter": JSON,
@@ -113,7 +117,9 @@ def test_all_that_can_be_had_is_read() -> None:
     )
     assert (found.id_column, found.key_column, found.payload_column) == ("event_id", "k", "body")
     assert (found.route_column, found.topic_prefix, found.topic_suffix) == ("kind", "shop.", ".v1")
-    assert found.headers == (HeaderColumn("type", "eventType"), HeaderColumn("size", "size"))
+    assert found.headers == (AdditionalColumn("type", "eventType"), AdditionalColumn("size", "size"))
+    assert found.envelope == (AdditionalColumn("type", "kind"), AdditionalColumn("size", "size"))
+    assert found.partition_column == "size"
     assert (found.value_form, found.expands_json, found.timestamp_column) == (Form.JSON, True, "at")
     assert (found.publication, found.makes_publication, found.slot) == ("events", False, "events_slot")
 
@@ -134,8 +140,7 @@ def test_all_that_can_be_had_is_read() -> None:
         (of_router("route.topic.replacement"), "all-events"),
         (of_router("route.topic.replacement"), "${routedByValue}.${routedByValue}"),
         (of_router("route.topic.replacement"), "$1.${routedByValue}"),
-        (of_router("table.fields.additional.placement"), "type:envelope"),
-        (of_router("table.fields.additional.placement"), "type:partition"),
+        (of_router("table.fields.additional.placement"), "type:value"),
         (of_router("table.fields.additional.placement"), "type"),
         (of_router("table.expand.json.payload"), "yes"),
         ("header.converter", JSON),
@@ -336,6 +341,8 @@ def test_a_plug_in_without_publications_is_refused_when_it_comes_to_that() -> No
         (of_router("table.field.event.id"), "no_such", "has no column 'no_such'"),
         (of_router("table.field.event.key"), "measured", "'measured', of the type double precision"),
         (of_router("table.fields.additional.placement"), "measured:header", "'measured' is of the type double"),
+        (of_router("table.fields.additional.placement"), "type:envelope", "expected value.converter to be the Json"),
+        (of_router("table.fields.additional.placement"), "id:partition", "Debezium takes only an integer"),
         (of_router("route.by.field"), "size", "'size' is of the type integer, expected a text"),
         (of_router("table.field.event.timestamp"), "no_such", "has no column 'no_such'"),
         (of_router("table.field.event.timestamp"), "there", "only a timestamp without time zone"),
@@ -347,6 +354,15 @@ def test_a_plug_in_without_publications_is_refused_when_it_comes_to_that() -> No
 def test_a_table_without_what_the_router_reads_is_refused(name: str, value: str, said: str) -> None:
     with pytest.raises(InvalidConnector, match=said):
         OutboxView(event_router(LEAST | {name: value}), COLUMNS, (), ("shop", "relayed"))
+
+
+def test_a_number_with_a_fraction_is_refused_in_an_envelope() -> None:
+    """Kafka Connect's JSON has it in Base64."""
+    placed = {of_router("table.fields.additional.placement"): "price:envelope"}
+    router = event_router(LEAST | placed | {"value.converter": JSON, "value.converter.schemas.enable": "false"})
+    columns = [*COLUMNS, Column("price", "numeric(10,2)")]
+    with pytest.raises(InvalidConnector, match=r"'price' is of the type numeric\(10,2\)"):
+        OutboxView(router, columns, (), ("shop", "relayed"))
 
 
 def test_names_of_a_long_table_stay_apart() -> None:
