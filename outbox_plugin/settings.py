@@ -144,6 +144,7 @@ class Settings(LogSettings):
         float | None,
         Field(
             ge=1.0,
+            allow_inf_nan=False,
             description="With * in the table: seconds without events after which an outbox has no harvester until it "
             "has events again. By default each always has one.",
         ),

@@ -83,7 +83,10 @@ class GuardedServer:
             time.sleep(0.05)
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError as error:  # Somebody may have deleted the folder.
+            return f"nothing that can be read ({error.strerror})"
         return " | ".join([line for line in lines if not _STACK_FRAME.match(line)][-5:])
 
     @property

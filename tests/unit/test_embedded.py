@@ -15,7 +15,7 @@ from outbox_plugin.embedded.cluster import java_hash
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums, kafka_jars
 from outbox_plugin.embedded.java import java_home
-from outbox_plugin.embedded.server import ServerFailed
+from outbox_plugin.embedded.server import GuardedServer, ServerFailed
 from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
 
 READ_STORE = """
@@ -147,3 +147,18 @@ def test_a_port_is_given_once_to_whoever_asks_for_as_long_as_it_lives() -> None:
         for each in asking:
             each.communicate("\n")
     assert len(given) == len(set(given)) == 600
+
+
+@pytest.mark.parametrize("log_is_deleted", [False, True])
+def test_a_server_that_ends_at_its_start_says_why(tmp_path: Path, log_is_deleted: bool) -> None:
+    """Also if somebody has deleted its folder."""
+    log = tmp_path / "log"
+    code = f"import os; print('no room'); {log_is_deleted} and os.remove({str(log)!r})"
+    server = GuardedServer("Kafka", [sys.executable, "-c", code], log, stop_signal="SIGTERM")
+    try:
+        with pytest.raises(ServerFailed) as failed:
+            server.wait_until(lambda: False)
+    finally:
+        server.stop()
+    said = "nothing that can be read (No such file or directory)" if log_is_deleted else "no room"
+    assert str(failed.value) == f"Kafka ended while starting; {log} ends with: {said}"

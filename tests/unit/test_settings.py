@@ -57,6 +57,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kafka": "linger.ms=5"}, "OUTBOX_KAFKA: expected a JSON object"),
         ({"kafka": {"acks": "1"}}, "OUTBOX_KAFKA: the property 'acks' cannot be set here"),
         ({"kafka": {"transactional.id": "x"}}, "it belongs to OUTBOX_GROUP"),
+        ({"tenants_rest": "inf"}, "OUTBOX_TENANTS_REST: "),
         ({"kafka_token_provider": "shop.tokens"}, "OUTBOX_KAFKA_TOKEN_PROVIDER: expected a function of a"),
         ({"kafka_token_provider": "eyJ.s3cret.x"}, "OUTBOX_KAFKA_TOKEN_PROVIDER: expected a function of a"),
         ({"dsn": "postgresql://app:a@s3cret@db/shop"}, "OUTBOX_DSN: an @ or a / in the user or the password"),
