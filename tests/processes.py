@@ -12,6 +12,9 @@ import psutil
 
 from outbox_plugin.embedded.server import EmbeddedServer
 
+# A program that begins with this, and then runs `outbox`, learns soon that no broker answers.
+ASKS_BROKERS_BRIEFLY = "from outbox_plugin.adapters import kafka_clients\nkafka_clients.REACH_SECONDS = 0.5\n"
+
 
 def outbox_that_hears(number: signal.Signals, *arguments: str) -> list[str]:
     """The command that runs `outbox`, which hears a signal also where the tests ignore it, as under nohup."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +11,14 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from outbox_plugin.adapters import kafka_admin
 from outbox_plugin.coordination import Admin, Consumer, consumer
 from outbox_plugin.coordination.claims import Claim
 from outbox_plugin.coordination.fetch_buffer import FetchBuffer, MayHandOut
 from outbox_plugin.core.leader_epochs import LeaderEpochs
 from outbox_plugin.core.topic_partition import TopicPartition
 from outbox_plugin.errors import InvalidSetting, ServerRefused, UserError
-from tests.harvesting import run_outbox
+from tests.processes import ASKS_BROKERS_BRIEFLY
 
 GIVEN: dict[str, Any] = {
     "topics": ["orders"],
@@ -57,13 +60,16 @@ def test_a_property_that_the_promise_rests_on_is_refused() -> None:
         Consumer(**GIVEN, kafka={"enable.auto.commit": "true"})
 
 
-def test_a_broker_that_does_not_answer_is_named() -> None:
+def test_a_broker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_admin, "REACH_SECONDS", 0.5)
     with pytest.raises(ServerRefused, match=r"127\.0\.0\.1:1"):
         Consumer(**GIVEN)
 
 
 def test_the_command_line_says_so_in_one_line() -> None:
-    said = run_outbox("consumers", "list", env={"OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    command = [sys.executable, "-c", ASKS_BROKERS_BRIEFLY + "import outbox_plugin.__main__", "consumers", "list"]
+    env = {"OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert said.returncode == 2
     assert said.stderr.count("\n") == 1
     assert said.stderr.startswith("outbox: Kafka, as OUTBOX_BOOTSTRAP_SERVERS names it (127.0.0.1:1)")

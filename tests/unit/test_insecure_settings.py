@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from outbox_plugin import Harvester, Settings, coordination, insecure_settings
+from outbox_plugin.adapters import kafka_admin
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.inbox import Inbox, Received
 from outbox_plugin.insecure_settings import insecure_kafka_settings, insecure_postgres_settings
@@ -143,6 +144,7 @@ def test_each_is_one_line_when_something_starts(
     dsn = "postgresql://app:hunter2@192.0.2.1/x"
     monkeypatch.setenv("OUTBOX_DSN", dsn)
     monkeypatch.setattr(insecure_settings, "_logged", set())
+    monkeypatch.setattr(kafka_admin, "REACH_SECONDS", 0.5)  # How long it looks for a broker that is not there.
     kafka = {
         "enable.ssl.certificate.verification": "false",
         "ssl.endpoint.identification.algorithm": "none",

@@ -26,10 +26,12 @@ from outbox_plugin.log_tenant import of_same_tenant, of_tenant
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.events import KeysHeld, RowsParked, TermBegan, TermFinished
 from outbox_plugin.settings import LogSettings
+from tests.processes import ASKS_BROKERS_BRIEFLY
 
 EVIL = "k\x1b[2J\nfake line\r\x9b31m\u202e\x00\ud800"
 LINE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) .*"
 NOT_THERE = {"OUTBOX_DSN": "postgresql://127.0.0.1:1/x", "OUTBOX_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+HARVEST = [sys.executable, "-c", ASKS_BROKERS_BRIEFLY + "import outbox_plugin.__main__", "harvest"]
 
 
 class Stubborn:
@@ -154,8 +156,7 @@ def run(script: str, *arguments: str, **streams: Any) -> subprocess.CompletedPro
 
 def ended(env: dict[str, str], **streams: Any) -> subprocess.CompletedProcess[bytes]:
     """`outbox harvest`, whose servers are not there."""
-    command = [sys.executable, "-m", "outbox_plugin", "harvest"]
-    return subprocess.run(command, env={**os.environ, **NOT_THERE, **env}, check=False, **streams)
+    return subprocess.run(HARVEST, env={**os.environ, **NOT_THERE, **env}, check=False, **streams)
 
 
 @pytest.mark.parametrize("wrong", [{"OUTBOX_LOG_FORMAT": "xml"}, {"OUTBOX_LOG_LEVEL": "a\x1b[2Jb"}])
@@ -179,9 +180,8 @@ def test_in_json_the_reason_for_the_end_is_an_event_too() -> None:
 def test_standard_error_that_takes_nothing_changes_no_exit_code(form: str) -> None:
     with Path("/dev/full").open("wb") as full:
         assert ended({"OUTBOX_LOG_FORMAT": form}, stderr=full).returncode == 2
-    shell = 'exec "$0" -m outbox_plugin harvest 2>&-'
     env = {**os.environ, **NOT_THERE, "OUTBOX_LOG_FORMAT": form}
-    assert subprocess.run(["/bin/sh", "-c", shell, sys.executable], env=env, check=False).returncode == 2
+    assert subprocess.run(["/bin/sh", "-c", 'exec "$0" "$@" 2>&-', *HARVEST], env=env, check=False).returncode == 2
 
 
 LOGGING = """
