@@ -211,8 +211,9 @@ def test_a_forbidden_topic_is_refused_at_once() -> None:
 
 def test_no_answer_is_nobodys_bad_row() -> None:
     brokers = Brokers({"orders": KafkaException(KafkaError(KafkaError._TIMED_OUT))})  # type: ignore[dict-item]
+    topics = WritableTopics(lambda _: None, brokers.clock, should_wait=lambda: False)
     with pytest.raises(LogUnavailable, match="looking up the topic orders"):
-        refused_and_away(WritableTopics(lambda _: None, brokers.clock), brokers, "orders")
+        refused_and_away(topics, brokers, "orders")
 
 
 def test_the_topics_of_harvesters_and_of_kafka_are_not_for_events() -> None:
