@@ -21,6 +21,7 @@ import outbox_plugin.inbox
 from hatch_build import on_an_index
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+UV = str(Path(sys.executable).with_name("uv"))  # It fills an environment in a tenth of the time that pip takes.
 
 
 def modules_after(statement: str) -> set[str]:
@@ -80,16 +81,8 @@ def test_the_wheel_of_the_sdist_holds_the_package_alone_and_works_in_an_empty_ve
     assert "# outbox-plugin" in archive_of_wheel.read(metadata).decode()
 
     venv = tmp_path / "an empty venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    install = [
-        str(venv / "bin" / "python"),
-        "-m",
-        "pip",
-        "--quiet",
-        "--disable-pip-version-check",
-        "install",
-        str(wheel),
-    ]
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
+    install = [UV, "pip", "install", "--quiet", "--python", str(venv), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
     outbox = str(venv / "bin" / "outbox")
     said = subprocess.run([outbox, "--help"], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
