@@ -15,6 +15,8 @@ PROGRESS := \
   { fflush() } \
   END { print "" }
 .DEFAULT_GOAL := help
+# Containers set it. Each of the gate's processes, which are hundreds, would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-long test-lowest test-newest lint types unit docs lock build clean
 
