@@ -10,11 +10,13 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psycopg
+from confluent_kafka.admin import TopicDescription
 
 from outbox_plugin.adapters.broker_probe import all_brokers_answer
 from outbox_plugin.adapters.harvester_registration import HarvesterRegistration, RegistrationConnection
@@ -191,7 +193,7 @@ class Harvester(Background):
             with closing(RegistrationConnection(self._settings)) as connection:
                 identity, layout, weaknesses = self._register(connection, self._renew_registration)
             with _kafka_errors_as_refusals():
-                admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+                self._ensure_topics(admin, layout)
             note = self._note(admin, weaknesses)
         return identity, layout, note
 
@@ -224,7 +226,10 @@ class Harvester(Background):
             checked, weaknesses = self._register(connection, self._try_registration)
             self._check_kafka(admin, checked)
             registered = self._register(connection, self._keep_registration)
-        if (registered.identity, registered.layout.shards) != (checked.identity, checked.layout.shards):
+        if (registered.identity, replace(registered.layout, number=0)) != (
+            checked.identity,
+            replace(checked.layout, number=0),
+        ):
             self._check_kafka(admin, registered)  # Somebody has changed it since the check.
         return registered.identity, registered.layout, weaknesses
 
@@ -276,9 +281,14 @@ class Harvester(Background):
         """Check that the group's topics exist, and that its progress records are those of this outbox."""
         layout = registered.layout
         with _kafka_errors_as_refusals():
-            admin.check_rights(admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once))
+            admin.check_rights(self._ensure_topics(admin, layout))
             if self._exactly_once:
                 self._check_progress(registered)
+
+    def _ensure_topics(self, admin: KafkaAdmin, layout: Layout) -> dict[str, TopicDescription]:
+        """Make the group's topics, with the partitions that the layout needs."""
+        partitions = layout.partitions if self._exactly_once else layout.shards
+        return admin.ensure_topics(self._names, partitions, progress=self._exactly_once)
 
     def _check_progress(self, registered: _Registration) -> None:
         """Check that each slice's last progress record is this outbox's, and is not missing though it is expected."""
@@ -325,7 +335,7 @@ class Harvester(Background):
                 ):
                     layout, weaknesses = self._registered_layout(registration)
                 with closing(KafkaAdmin(self._settings)) as admin:
-                    admin.ensure_topics(self._names, layout.shards, progress=self._exactly_once)
+                    self._ensure_topics(admin, layout)
                     note = self._note(admin, weaknesses)
             except (
                 ServerUnavailable,

@@ -204,12 +204,14 @@ class KafkaAdmin:
             request_timeout=timeout_seconds,
         )
 
-    def ensure_topics(self, names: KafkaNames, shards: int, *, progress: bool = True) -> dict[str, TopicDescription]:
-        """Create the group's topics if they are missing, and add partitions if they have fewer than `shards`.
+    def ensure_topics(
+        self, names: KafkaNames, partitions: int, *, progress: bool = True
+    ) -> dict[str, TopicDescription]:
+        """Create the group's topics if they are missing, and add partitions if they have fewer than `partitions`.
 
         Args:
             names: of the topics.
-            shards: the outbox's number of shards.
+            partitions: one for each of the outbox's shards, those of its unsettled layouts included.
             progress: whether the group needs a progress topic, as exactly-once delivery does.
 
         Returns:
@@ -227,11 +229,13 @@ class KafkaAdmin:
         try:
             found = self._existing(wanted)
             missing = [
-                NewTopic(topic, num_partitions=shards, config=dict(config))
+                NewTopic(topic, num_partitions=partitions, config=dict(config))
                 for topic, config in wanted.items()
                 if topic not in found
             ]
-            small = [NewPartitions(topic, shards) for topic, each in found.items() if len(each.partitions) < shards]
+            small = [
+                NewPartitions(topic, partitions) for topic, each in found.items() if len(each.partitions) < partitions
+            ]
             requests: list[tuple[str, Future[None]]] = []
             if missing:
                 requests += self.client.create_topics(missing, operation_timeout=REQUEST_TIMEOUT_SECONDS).items()

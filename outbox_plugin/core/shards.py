@@ -39,6 +39,11 @@ class Layout:
     unsettled: tuple[int, ...] = ()
 
     @property
+    def partitions(self) -> int:
+        """How many partitions the progress topic needs, for the present shards and for those of unsettled layouts."""
+        return max((self.shards, *self.unsettled))
+
+    @property
     def former(self) -> tuple[Slice, ...]:
         """Every slice of the layouts that are not settled."""
         return tuple(Slice(number, count) for count in self.unsettled for number in range(count))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox_plugin import Harvester
 from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.schema.migrate import migrate
 from outbox_plugin.settings import Settings
@@ -66,6 +67,18 @@ def test_the_stand_bys_of_a_group_end_when_another_group_adopts_its_outbox(
             insert_numbered(new, topic, 0, 100)
             drained(new)
     assert_exactly_once_in_order(consume(settings, topic), 0, 100)
+
+
+def test_an_outbox_that_had_more_shards_is_harvested_in_the_other_delivery(settings: Settings, topic: str) -> None:
+    """The shards that it had at least once are recovered as any, although the group has had no progress topic."""
+    for number, shards in enumerate((3, 1)):
+        with Harvester(settings.model_copy(update={"delivery": "at-least-once", "shards": shards})):
+            insert_numbered(settings, topic, 100 * number, 100)
+            drained(settings)
+    with Harvester(settings, adopt=True):
+        insert_numbered(settings, topic, 200, 100)
+        drained(settings)
+    assert_exactly_once_in_order(consume(settings, topic), 0, 300)
 
 
 def adopt_from_a_paused_leader(old: Settings, new: Settings, topic: str, folder: Path, refusal: str) -> str:
