@@ -263,19 +263,22 @@ class Harvester(Background):
         Also returns the outbox's weaknesses.
         """
         with connection.registration(keep=False) as registration:
-            return self._write_registration(registration, registration.check_outbox()), registration.weaknesses()
+            checked = self._write_registration(registration, registration.check_outbox(), keep=False)
+            return checked, registration.weaknesses()
 
     def _keep_registration(self, connection: RegistrationConnection) -> _Registration:
         with connection.registration() as registration:
-            return self._write_registration(registration, registration.identity())
+            return self._write_registration(registration, registration.identity(), keep=True)
 
-    def _write_registration(self, registration: HarvesterRegistration, identity: OutboxIdentity) -> _Registration:
+    def _write_registration(
+        self, registration: HarvesterRegistration, identity: OutboxIdentity, *, keep: bool
+    ) -> _Registration:
         """Register our group, delivery and number of shards with the outbox."""
         registration.register_group(adopt=self._adopt)
         registration.register_delivery(adopt=self._adopt)
         self._signer, terms = registration.signer(), registration.terms()
         self._is_new = terms.number == 0
-        return _Registration(identity, terms, registration.register_layout())
+        return _Registration(identity, terms, registration.register_layout(keep=keep))
 
     def _check_kafka(self, admin: KafkaAdmin, registered: _Registration) -> None:
         """Check that the group's topics exist, and that its progress records are those of this outbox."""

@@ -17,6 +17,15 @@ def sessions_waiting_to_write(settings: Settings) -> int:
     return _count(settings, "SELECT count(*) FROM pg_stat_activity WHERE {here} AND wait_event = 'ClientWrite'")
 
 
+def sessions_marking(settings: Settings) -> int:
+    """How many sessions of the database mark rows, or wait for those that do."""
+    return _count(
+        settings,
+        "SELECT count(*) FROM pg_stat_activity WHERE {here} AND state <> 'idle' AND pid <> pg_backend_pid() "
+        "AND query LIKE '%SET leader_id%'",
+    )
+
+
 def leaders_asleep(settings: Settings) -> int:
     """How many leaders sleep, or tenants rest, until a writer wakes them: each one's wake-up lock is held meanwhile."""
     return _count(

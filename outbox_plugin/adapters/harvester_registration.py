@@ -7,11 +7,12 @@ which the database remembers: another group or delivery is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 
+from outbox_plugin.adapters.markings import ANY_SHARD, ENDINGS
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.recovery import TermHistory
 from outbox_plugin.core.shards import Layout
@@ -223,14 +224,44 @@ class HarvesterRegistration:
             return TermHistory(number, recorded, frozenset(unsigned))
         raise self._not_known()
 
-    def register_layout(self) -> Layout:
+    def register_layout(self, *, keep: bool = True) -> Layout:
         """Give the outbox the number of shards that the settings name; who starts last, decides. Returns its layout.
+
+        Args:
+            keep: False if the caller undoes it. It then need not wait for marks.
 
         Raises:
             SchemaMissing: the outbox is not known.
+            psycopg.errors.LockNotAvailable: a leader still marks rows, and its session cannot be ended.
         """
+        if keep and self.layout().shards != self._settings.shards:
+            self._wait_for_marks()
         self._run("control", "register_layout", shards=self._settings.shards)
         return self.layout()
+
+    def _wait_for_marks(self) -> None:
+        """Let no leader of the present layout mark rows any more, once the transaction is committed.
+
+        A mark that ends later could take rows that a leader of the next layout has marked. A mark takes milliseconds,
+        unless its leader is stopped, or somebody else has locked a row. If it takes long, its session is ended.
+        """
+        for attempt in range(1, ENDINGS + 1):
+            try:
+                with self._connection.transaction():
+                    self._run("mark", "wait_a_little")
+                    self._run("mark", "wait_for_marks", shard=ANY_SHARD)
+                self._connection.execute(statement("window", "registration_limits", self._settings.table))
+            except psycopg.errors.LockNotAvailable:
+                if attempt == ENDINGS:
+                    raise
+                self._end_markings()
+            else:
+                return
+
+    def _end_markings(self) -> None:
+        for (pid,) in self._ask("mark", "markings", shard=ANY_SHARD):
+            with suppress(psycopg.errors.InsufficientPrivilege), self._connection.transaction():
+                self._run("mark", "end_session", pid=pid)
 
     def layout(self) -> Layout:
         """How many shards the outbox has.

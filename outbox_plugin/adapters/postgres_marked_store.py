@@ -10,6 +10,7 @@ import psycopg
 from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.deferred_columns import read_deferred_columns
 from outbox_plugin.adapters.leadership import Leadership
+from outbox_plugin.adapters.markings import ENDINGS
 from outbox_plugin.adapters.postgres_shard_store import PostgresShardStore
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
@@ -22,7 +23,6 @@ from outbox_plugin.schema.connection import errors_as_unavailable
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
 _WHOLE = 1  # Stands for the time of creation of a whole record: see the statement `mark`.
-ENDINGS = 10  # How many times the last leader's session is ended. Before each, its mark is waited for half a second.
 
 
 class PostgresMarkedStore(PostgresShardStore):

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration, RegistrationConnection
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import ReadRequest
@@ -28,7 +28,7 @@ from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.schema.connection import connect
 from outbox_plugin.schema.migrate import migrate
 from tests.harvesting import insert
-from tests.postgres_sessions import sessions_waiting_for_a_lock, sessions_waiting_to_write
+from tests.postgres_sessions import sessions_marking, sessions_waiting_for_a_lock, sessions_waiting_to_write
 from tests.roles import as_role, let_in
 from tests.support import PATIENCE, eventually
 
@@ -85,6 +85,33 @@ def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_succes
             marked = new.mark(NEW, ReadRequest(100, excluded_keys=frozenset({OrderingKey("t", FIRST_KEY)})))
             somebody.rollback()
         assert new.delete(NEW, list(column(marked, "id"))) == 2
+
+
+def with_shards(settings: Settings, shards: int) -> Layout:
+    """Another number of shards, as a harvester that starts registers it. Returns the layout."""
+    settings = settings.model_copy(update={"shards": shards})
+    with closing(RegistrationConnection(settings)) as connection, connection.registration() as registration:
+        return registration.register_layout()
+
+
+def test_a_slow_mark_of_a_former_layout_takes_no_mark_from_a_leader_of_the_next_one(settings: Settings) -> None:
+    """It waits for the first row, which somebody changes; a leader of another shard marks rows behind it meanwhile."""
+    insert(settings, "t", [(FIRST_KEY, "1"), *((f"key-{number}", "2") for number in range(20))])
+    with (
+        closing(PostgresMarkedStore(settings, 0, layout_of(settings))) as old,
+        psycopg.connect(settings.dsn.get_secret_value()) as somebody,
+    ):
+        old.lead(OLD)
+        somebody.execute("SELECT FROM outbox WHERE kafka_key = %s FOR UPDATE", (FIRST_KEY,))
+        with marking(old):
+            eventually(lambda: sessions_waiting_for_a_lock(settings), 10)
+            with closing(PostgresMarkedStore(settings, 1, with_shards(settings, 2))) as new:
+                new.lead(NEW)
+                marked = new.mark(NEW, ReadRequest(100, excluded_keys=frozenset({OrderingKey("t", FIRST_KEY)})))
+                somebody.rollback()
+                eventually(lambda: not sessions_waiting_for_a_lock(settings), 10)
+                eventually(lambda: not sessions_marking(settings), 10)
+                assert new.delete(NEW, list(column(marked, "id"))) == len(marked) > 0
 
 
 class PostgresBySocket(EmbeddedPostgres):
@@ -154,6 +181,24 @@ def test_a_stopped_leader_keeps_no_rows_from_its_successor_where_no_time_out_of_
             mark.join(30 * PATIENCE)
             kept = len(found)
         mark.join(90)
+        assert kept
+
+
+def test_a_stopped_leader_keeps_no_rows_from_the_leaders_of_another_layout(by_socket: Settings) -> None:
+    found: list[int] = []
+
+    def lead_the_other_shard() -> None:
+        with closing(PostgresMarkedStore(by_socket, 1, with_shards(by_socket, 2))) as new:
+            new.lead(NEW)
+            found.extend(column(new.mark(NEW, ReadRequest(100)), "id"))
+
+    with closing(PostgresMarkedStore(by_socket, 0, layout_of(by_socket))) as old:
+        lead = threading.Thread(target=lead_the_other_shard)
+        with stopped_while_marking(by_socket, old):
+            lead.start()
+            lead.join(30 * PATIENCE)
+            kept = len(found)
+        lead.join(90)
         assert kept
 
 

@@ -1,12 +1,14 @@
 -- name: begin_marking
--- For the transaction of `mark`, which must follow as a separate statement, so that its snapshot is taken after the lock.
--- The lock keeps other leaders from beginning to lead the shard meanwhile: otherwise a mark whose snapshot lacks the new
--- leader could take rows that the new leader has marked. The commit need not be durable, as a lost mark is simply made again.
--- There is no statement time-out, as in `configure_read`. The marked rows are locked until all of them have been sent; if the
--- leader's packets vanish, TCP ends the session.
+-- For the transaction of `mark`, which must follow as a separate statement, so that its snapshot is taken after the locks.
+-- The first lock keeps other leaders from beginning to lead the shard meanwhile: otherwise a mark whose snapshot lacks the new
+-- leader could take rows that the new leader has marked. The second one, which the marks of all shards share, keeps the number of
+-- shards from changing: leaders of other shards would not wait for the first. The commit need not be durable, as a lost mark is
+-- simply made again. There is no statement time-out, as in `configure_read`. The marked rows are locked until all of them have been
+-- sent; if the leader's packets vanish, TCP ends the session.
 SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true),
        set_config('tcp_user_timeout', '2000', true), {notice_hidden_rows},
-       pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
+       pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s),
+       pg_advisory_xact_lock_shared((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | 32767)
 
 -- name: wait_a_little
 -- For the transaction: wait at most half a second for a lock.
@@ -14,6 +16,7 @@ SELECT set_config('lock_timeout', '500', true)
 
 -- name: wait_for_marks
 -- Wait until no mark of the last leader is under way, and allow none until this transaction ends. A new leader does so first.
+-- Before the number of shards changes, the marks of all shards are waited for: `shard` is then 32767.
 SELECT pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s)
 
 -- name: wait_for_others
@@ -21,7 +24,7 @@ SELECT pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) |
 SELECT set_config('lock_timeout', '0', true)
 
 -- name: markings
--- The sessions that are marking rows of the shard now.
+-- The sessions that are marking rows of the shard now; of any shard if `shard` is 32767.
 SELECT pid FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 1
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
