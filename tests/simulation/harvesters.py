@@ -48,6 +48,7 @@ class Simulation:
         self.services = {self.service}  # All services so far.
         self._adopted_at = -1.0
         self.database = Database(self.scheduler, self.say, plan.shards, self.service)
+        self.database.slow_marks = plan.slow_marks
         if not plan.faults and not plan.mishap_rate:
             self.database.notifies = 1.0
         self.broker = Broker(self.scheduler, self.say, self.kafka)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -101,6 +101,7 @@ class Broker:
         self.leaderless_topics: set[str] = set()  # Without a leader, which is noticed by who touches them.
         self.refused_events: set[str] = set()
         self.sends: list[tuple[str, float]] = []  # Without transactions: leader id, and seconds at the beginning.
+        self.acknowledged: Counter[tuple[str, str]] = Counter()  # Without transactions: by leader id and event.
         self._groups: dict[str, Group] = {}
 
     @property
@@ -402,7 +403,7 @@ class SimulatedAcknowledgingLog:
             return SendResult(delivered, refused, away)
 
         try:
-            return self._server.call(
+            sent = self._server.call(
                 self._process,
                 f"sends {[row.id for row in rows]} as {self._leader_id}",
                 effect,
@@ -410,6 +411,8 @@ class SimulatedAcknowledgingLog:
             )
         except LogUnavailable:
             return SendResult(frozenset(), {}, away)
+        broker.acknowledged.update((self._leader_id, str(row.value)) for row in rows if row.id in sent.delivered)
+        return sent
 
     def _unknown(self, row: OutboxRow, dice: float) -> None:
         """Send a record that is not acknowledged: it is written nevertheless, or late, or never."""

@@ -140,6 +140,7 @@ class Plan:
     large: float = 0.0  # How many of the events are so large that a read leaves their values out at first.
     faults: tuple[Fault, ...] = ()
     shares_election: bool = False  # With goharvest, in at-least-once delivery.
+    slow_marks: float = 0.0  # How many of the marks take long, in at-least-once delivery.
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -185,4 +186,5 @@ class Plan:
                 )
             ),
             shares_election=rng.random() < 0.2,
+            slow_marks=rng.choice((0.0, 0.0, 0.1, 0.3)),
         )

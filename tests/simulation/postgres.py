@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,6 +29,8 @@ Answer = TypeVar("Answer")
 
 PLACE = "outbox in database simulated"
 STATEMENT_SECONDS = 2.0
+WAIT_FOR_MARKS_SECONDS = 0.5
+SLOW_MARK_SECONDS = 3.0  # Which waits for a row that somebody has locked, or whose leader receives nothing.
 _LOCKS = ("reads", "purges", "recovers", "marks", "deletes", "resets", "parks", "dead_letters")
 KEYS_PER_PART = 2
 HIDDEN_ROW_SECONDS = 0.005  # What an invisible row costs a read: each stands for thousands.
@@ -184,6 +187,8 @@ class Database:
         self._incarnations = 1  # How many incarnations there were so far.
         self.layout = Layout(1, shards)
         self.leaders: dict[int, str] = {}
+        self.marking: set[Store] = set()  # Whose marks are under way.
+        self.slow_marks = 0.0  # How many of the marks take long.
         self.id_generations: dict[str, int] = {}  # The generations of transactional ids, by the names of slices.
         self.terms = TermHistory()
         self.replaced_at: dict[str, float] = {}  # When each leader was replaced, in seconds, by leader id.
@@ -356,11 +361,20 @@ class Database:
 
     def change_layout(self, shards: int) -> None:
         """Change the number of shards. The layout's number is the time, so that it is never reused."""
+        if self.layout.shards != shards:
+            self.end_marks(self.marking)
         was = self.layout
         if was.shards != shards:
             self.leaders.clear()
             unsettled = [each for each in (*was.unsettled, was.shards) if each != shards]
             self.layout = Layout(max(was.number + 1, self.clock()), shards, tuple(dict.fromkeys(unsettled)))
+
+    def end_marks(self, marking: Iterable[Store]) -> None:
+        """Wait a moment for the marks that are under way, and end the sessions of those that take longer."""
+        deadline = self.scheduler.now + WAIT_FOR_MARKS_SECONDS
+        while (late := [store for store in marking if store in self.marking]) and self.scheduler.now < deadline:
+            self.scheduler.sleep(0.05)
+        self.marking.difference_update(late)
 
     def adopt(self, service: Service) -> None:
         """Record how the outbox is harvested now. Leaders that harvest it in another way read nothing more."""
@@ -764,19 +778,47 @@ class Store:
         return ()
 
     def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
-        def effect() -> list[OutboxRow]:
+        def find() -> list[Row]:
             if not self._is_ours() or not self._leads():
                 return []
             rows, transactions = self._slice_of(request.excluded_keys), self.database.open
             behind = [row for row in rows if is_in(row.id, request.ids, transactions)]
-            found = [row for row in behind if row.leader_id != mark_id][: request.limit]
+            return [row for row in behind if row.leader_id != mark_id][: request.limit]
+
+        def mark(found: Sequence[Row]) -> list[OutboxRow]:
             for row in found:
                 self._set_mark(row, mark_id)
             return [self.as_read(row, 0) for row in found]
 
-        found = self.call(f"marks for {mark_id}", effect)
+        if self._marks_slowly():
+            with self._marking():
+                behind = self.call(f"begins to mark for {mark_id}", find)
+                self.process.scheduler.sleep(self.process.scheduler.random() ** 2 * SLOW_MARK_SECONDS)
+                found = self.call(f"marks for {mark_id}", lambda: mark(self._still_to_mark(behind, mark_id)))
+        else:
+            found = self.call(f"marks for {mark_id}", lambda: mark(find()))
         self._pass_over_hidden_rows()
         return self.with_large_values(found) if any(map(self._is_large, found)) else found
+
+    def _marks_slowly(self) -> bool:
+        """Whether the next mark takes long. None does once all faults are over."""
+        scheduler, share = self.process.scheduler, self.database.slow_marks
+        return bool(share) and scheduler.now < self._server.mishaps.until and scheduler.random() < share
+
+    @contextmanager
+    def _marking(self) -> Iterator[None]:
+        self.database.marking.add(self)
+        try:
+            yield
+        finally:
+            self.database.marking.discard(self)
+
+    def _still_to_mark(self, found: Sequence[Row], mark_id: str) -> list[Row]:
+        """Those of the rows that a mark has found, and that may be marked when it comes to them."""
+        if self not in self.database.marking:
+            raise StoreUnavailable("Postgres: terminating connection due to administrator command")
+        rows = self.database.rows
+        return [row for row in found if rows.get(row.id) is row and row.leader_id != mark_id]
 
     def _set_mark(self, row: Row, leader_id: str | None) -> None:
         former = row.leader_id
@@ -816,6 +858,11 @@ class Store:
 
 class MarkingStore(Store):
     """A `Store` for at-least-once delivery, whose term ends when another leader has begun to lead."""
+
+    def lead(self, leader_id: str) -> None:
+        same_shard = [each for each in self.database.marking if each._slice.number == self._slice.number]
+        self.database.end_marks(same_shard)
+        super().lead(leader_id)
 
     def control(self) -> Control:
         control = super().control()

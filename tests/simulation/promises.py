@@ -18,7 +18,7 @@ def broken(simulation: Simulation) -> list[str]:
     """The promises that were broken, one sentence for each."""
     seconds = simulation.drained_in
     late = [f"late: rows left {seconds:.1f} s after all was well"] if seconds > AT_REST_SECONDS else []
-    judges = (_order, _presence, _leadership, _replaced, _bad_rows)
+    judges = (_order, _presence, _leadership, _replaced, _sent_again, _bad_rows)
     return [*late, *(sentence for judge in judges for sentence in judge(simulation))]
 
 
@@ -105,6 +105,14 @@ def _replaced(simulation: Simulation) -> Iterator[str]:
     for leader_id, count in rounds.items():
         if count > 1:
             yield f"replaced: {leader_id} sent {count} rounds after another had begun to lead"
+
+
+def _sent_again(simulation: Simulation) -> Iterator[str]:
+    """At least once: a leader does not send again what Kafka has acknowledged to it."""
+    by_name = simulation.database.by_name
+    for (leader_id, name), count in simulation.broker.acknowledged.items():
+        if count > 1 and not by_name[name].restored:
+            yield f"sent again: {name} was acknowledged {count} times to {leader_id}"
 
 
 def _bad_rows(simulation: Simulation) -> Iterator[str]:

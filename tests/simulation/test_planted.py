@@ -259,6 +259,31 @@ TRUNCATED = Plan(
 )
 
 
+# The number of shards changes while leaders mark rows, which takes long.
+SLOW_MARKS = Plan(
+    delivery="at-least-once",
+    harvesters=3,
+    shards=2,
+    writers=4,
+    writing=8.0,
+    keys=4,
+    latency=0.02,
+    slow_marks=0.5,
+    faults=tuple(Fault(RESHARD, at, 0.0, shards) for at, shards in ((2.0, 3), (3.0, 1), (4.0, 2), (5.0, 3), (6.0, 1))),
+)
+
+
+def change_the_layout_while_leaders_mark(patch: pytest.MonkeyPatch) -> None:
+    change = Database.change_layout
+
+    def without_waiting(database: Database, shards: int) -> None:
+        with pytest.MonkeyPatch.context() as change_only:
+            change_only.setattr(Database, "end_marks", lambda *_: None)
+            change(database, shards)
+
+    patch.setattr(Database, "change_layout", without_waiting)
+
+
 # Leaders that are paused while another group, or the other delivery, adopts the outbox, and that go on after it.
 ADOPTIONS = Plan(
     harvesters=3,
@@ -393,6 +418,7 @@ PLANTS: dict[Plant, Found] = {
     take_copies_for_originals: Found(("loss", "repeated"), NEIGHBOUR),
     leave_no_record_for_shards_of_before: Found(("repeated",), LATE_RESHARDING),
     read_before_the_layout_is_settled: Found(("repeated",), LATE_RESHARDING),
+    change_the_layout_while_leaders_mark: Found(("sent again",), SLOW_MARKS),
     let_leaders_read_on_after_an_adoption: Found(("repeated", "order"), ONE_ADOPTION),
     forget_keys: Found(("order",), BATCHES),
     take_any_id_for_a_bound: Found(("order",), BATCHES),
@@ -422,6 +448,7 @@ RARE = {
     "commits": LATE_COMMITS,
     "returns": LATE_RETURNS,
     "resharding": LATE_RESHARDING,
+    "resharding at least once": SLOW_MARKS,
     "adoption": ONE_ADOPTION,
     "adoptions": ADOPTIONS,
     "leaderless": LEADERLESS,
