@@ -86,7 +86,8 @@ class PartitionReader:
 
         Args:
             deadline: of `time.monotonic()`, in seconds, by which all must have been read.
-            silence_seconds: how long Kafka may deliver nothing.
+            silence_seconds: how long Kafka may deliver nothing. Only the time in which this polls counts: not that in
+                which the process is stopped, has no CPU, or works on a batch.
             max_records: of a batch. With 1 a record is yielded as soon as it arrives, with more after 0.1 seconds at
                 the latest.
 
@@ -95,9 +96,10 @@ class PartitionReader:
             TruncatedWhileRead: a partition was truncated, and records that were delivered are gone.
             KafkaException: an error that does not pass by itself.
         """
-        heard_at = time.monotonic()
+        silent_seconds = 0.0
         while self._unread:
-            if time.monotonic() > min(deadline, heard_at + silence_seconds):
+            polled_at = time.monotonic()
+            if silent_seconds > silence_seconds or polled_at > deadline:
                 raise NotReadToEnd(f"Kafka: {self._topic} was not read to its end")
             before = dict(self._unread)
             batch = [
@@ -105,8 +107,10 @@ class PartitionReader:
                 for message in self._reading.consume(max_records, _WAIT_SECONDS)
                 if self._is_in_span(message.partition() or 0, message.offset() or 0, message.error())
             ]
+            # A poll that lasts longer than it waits is one in which the process was stopped, or had no CPU.
+            silent_seconds += min(time.monotonic() - polled_at, _WAIT_SECONDS)
             if self._unread != before:
-                heard_at = time.monotonic()
+                silent_seconds = 0.0
             yield batch
 
     def _is_in_span(self, partition: int, offset: int, error: KafkaError | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -12,7 +11,7 @@ import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters import kafka_reader
+from outbox_plugin.adapters import kafka_reader, topic_metadata
 from outbox_plugin.adapters.kafka_reader import (
     NotReadToEnd,
     OffsetSpan,
@@ -21,10 +20,19 @@ from outbox_plugin.adapters.kafka_reader import (
     ends,
     reader_config,
 )
+from tests.clock import SimulatedTime
 
 END = KafkaError(KafkaError._PARTITION_EOF)
 PASSES = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, retriable=True)
 FORBIDDEN = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+CLOCK = SimulatedTime()
+SILENCE_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _time_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kafka_reader, topic_metadata):
+        monkeypatch.setattr(module, "time", CLOCK)
 
 
 class Message:
@@ -50,10 +58,15 @@ class Message:
 
 
 class Client:
-    """Delivers `messages`, and then nothing. After a seek, it delivers those again that are still there."""
+    """Delivers `messages`, and then nothing. After a seek, it delivers those again that are still there.
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    The process is stopped during the first `stops` polls, for longer than Kafka may be silent. Any other poll takes a
+    millisecond, or, where it delivers nothing, as long as it may.
+    """
+
+    def __init__(self, messages: Sequence[Message], stops: int = 0) -> None:
         self._messages = list(messages)
+        self._stops = stops
         self._delivered: list[Message] = []
         self.assigned: list[TopicPartition] = []
 
@@ -64,8 +77,11 @@ class Client:
         return 0, 100
 
     def consume(self, most: int, seconds: float) -> list[Message]:
-        if not self._messages:
-            time.sleep(min(seconds, 0.01))
+        if self._stops:
+            self._stops -= 1
+            CLOCK.sleep(2 * SILENCE_SECONDS)
+            return []
+        CLOCK.sleep(0.001 if self._messages else seconds)
         delivered, self._messages = self._messages[:most], self._messages[most:]
         self._delivered += delivered
         return delivered
@@ -75,8 +91,8 @@ class Client:
         self._messages = [each for each in there if each.error() is None] + there[-1:] + self._messages
 
 
-def reader(spans: dict[int, OffsetSpan], *messages: Message) -> PartitionReader:
-    client: Any = Client(messages)
+def reader(spans: dict[int, OffsetSpan], *messages: Message, stops: int = 0) -> PartitionReader:
+    client: Any = Client(messages, stops)
     made = PartitionReader(client, "t", spans)
     assert [(each.partition, each.offset) for each in client.assigned] == [
         (partition, span.start) for partition, span in spans.items() if span.start < span.end
@@ -85,8 +101,8 @@ def reader(spans: dict[int, OffsetSpan], *messages: Message) -> PartitionReader:
 
 
 def offsets(reader: PartitionReader, max_records: int = 1) -> list[tuple[int | None, int | None]]:
-    """What is read before Kafka has been silent for a tenth of a second."""
-    batches = reader.batches(silence_seconds=0.1, max_records=max_records)
+    """What is read before Kafka has been silent for too long."""
+    batches = reader.batches(silence_seconds=SILENCE_SECONDS, max_records=max_records)
     return [(message.partition(), message.offset()) for message in chain.from_iterable(batches)]
 
 
@@ -124,9 +140,25 @@ def test_an_error_that_passes_is_waited_out_and_another_is_raised() -> None:
 def test_a_deadline_ends_a_read_that_is_never_silent() -> None:
     read = reader({0: OffsetSpan(0, 10**9)}, *(Message(0, offset) for offset in range(100_000)))
     with pytest.raises(NotReadToEnd):
-        for _ in read.batches(deadline=time.monotonic() + 0.05, silence_seconds=60.0):
+        for _ in read.batches(deadline=CLOCK.monotonic() + 0.05, silence_seconds=60.0):
             pass
     assert 0 < read.offsets_passed < 100_000
+
+
+def test_silence_of_kafka_is_waited_for_no_longer_than_asked() -> None:
+    read = reader({0: OffsetSpan(0, 3)}, Message(0, 0))
+    began = CLOCK.monotonic()
+    with pytest.raises(NotReadToEnd):
+        offsets(read)
+    assert SILENCE_SECONDS < CLOCK.monotonic() - began < SILENCE_SECONDS + 0.3
+
+
+def test_a_stop_of_our_own_process_is_no_silence_of_kafka() -> None:
+    """Whether it stops, or has no CPU, while it polls, or while a batch is worked on."""
+    read = reader({0: OffsetSpan(0, 3)}, *(Message(0, offset) for offset in range(3)), stops=2)
+    for _ in read.batches(silence_seconds=SILENCE_SECONDS):
+        CLOCK.sleep(2 * SILENCE_SECONDS)
+    assert read.unread == ()
 
 
 def test_no_setting_changes_how_our_own_topics_are_read() -> None:
@@ -199,9 +231,7 @@ def test_ends_are_asked_again_while_a_partition_has_no_leader() -> None:
     assert asked == 2 * [[("t", 0, OFFSET_END), ("t", 1, OFFSET_END)]]
 
 
-def test_a_reader_may_start_at_the_ends_though_kafka_does_not_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 0.1)
-
+def test_a_reader_may_start_at_the_ends_though_kafka_does_not_name_them() -> None:
     class Consumer:
         def list_topics(self, topic: str, timeout: float) -> None: ...
 
