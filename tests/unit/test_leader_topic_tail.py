@@ -12,6 +12,7 @@ from outbox_plugin.adapters.leader_topic_tail import LeaderTopicTail
 from outbox_plugin.core.heartbeat_codec import LeaderRecord
 from outbox_plugin.core.last_leader import TAIL_HEARTBEATS
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat
+from tests.clock import SimulatedTime
 
 RESIGNED = LeaderHeartbeat(0, "resigned", "a", "a-host", "host", 1, "now", "incarnation", "place")
 
@@ -36,7 +37,7 @@ class Consumer:
 
 @pytest.fixture(autouse=True)
 def _kafka_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 0.05)
+    monkeypatch.setattr(kafka_reader, "time", SimulatedTime())
 
 
 def tail(first: int | None, end: int | None) -> LeaderTopicTail:

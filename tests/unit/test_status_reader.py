@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,13 +11,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters import kafka_reader, topic_metadata
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.errors import ServerRefused
 from outbox_plugin.status import reader
 from outbox_plugin.status.reader import read_status
-from tests.support import PATIENCE
+from outbox_plugin.threads import deadline_future
+from tests.clock import SimulatedTime
 
-SECONDS = 1.0
+SECONDS = 60.0  # Simulated ones: they pass at once.
+CLOCK = SimulatedTime()
 SETTINGS = Settings(dsn="postgresql://nowhere/db", bootstrap_servers="nowhere:1", shards=3)
 
 
@@ -41,7 +43,7 @@ class Record:
         return None
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, int((time.time() + self._ahead) * 1000)
+        return 1, int((CLOCK.time() + self._ahead) * 1000)
 
     def key(self) -> None:
         return None
@@ -108,8 +110,9 @@ class Client:
             if number not in self._silent and (offset == 0 or number in self._living)
         ]
         if not ready:
-            time.sleep(seconds)
+            CLOCK.sleep(seconds)
             return []
+        CLOCK.sleep(0.01)
         offset = self._assigned.pop(ready[0])
         if offset == 1:
             self._assigned[ready[0]] = 2
@@ -121,7 +124,7 @@ class Client:
 
 
 def no_answer(timeout: float) -> None:
-    time.sleep(timeout)
+    CLOCK.sleep(timeout)
     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
@@ -145,13 +148,15 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., reader.Status]:
         ahead: Mapping[int, float] | None = None,
         alone: frozenset[int] = frozenset(),
     ) -> reader.Status:
+        for module in (reader, kafka_reader, topic_metadata, deadline_future):
+            monkeypatch.setattr(module, "time", CLOCK)
         monkeypatch.setattr(reader, "_read_table", refuse)
         monkeypatch.setattr(
             reader, "Consumer", lambda config: Client(failures or {}, silent, living, ahead or {}, alone)
         )
-        began = time.monotonic()
+        began = CLOCK.monotonic()
         status = read_status(SETTINGS, SECONDS)
-        assert time.monotonic() - began < SECONDS + 0.5 * PATIENCE
+        assert CLOCK.monotonic() - began < SECONDS
         return status
 
     return read_with

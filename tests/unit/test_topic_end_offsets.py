@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from outbox_plugin.adapters.kafka_clients import connection_error
 from outbox_plugin.dagster import topic_end_offsets
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.errors import LogUnavailable, OutboxError, ServerRefused
+from tests.clock import SimulatedTime
 
 SETTINGS = Settings(dsn="postgresql://app@127.0.0.1:1/shop", bootstrap_servers="127.0.0.1:1")
 TWO = {"orders": 2, "stock": 3}  # Topics, and how many partitions they have.
@@ -64,8 +64,10 @@ class Brokers:
 def ends(
     patch: pytest.MonkeyPatch, topics: Mapping[str, int], answers: Mapping[tuple[str, int], Any], *more: str
 ) -> dict[str, int]:
+    """Where the topics end. The deadline does not come near while brokers answer, however slow this machine is."""
     patch.setattr(topic_end_offsets, "KafkaAdmin", lambda _: Brokers(topics, answers))
-    return topic_ends(SETTINGS, [*topics, *more], time.monotonic() + 0.2)
+    patch.setattr(topic_end_offsets, "time", clock := SimulatedTime())
+    return topic_ends(SETTINGS, [*topics, *more], clock.monotonic() + 0.2)
 
 
 def test_the_ends_of_all_partitions_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:

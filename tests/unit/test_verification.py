@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from types import SimpleNamespace
 
@@ -12,14 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_plugin import Settings
+from outbox_plugin.adapters import kafka_reader, topic_metadata
 from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.verification import topic_ends, topic_reader
 from outbox_plugin.verification.sequence_set import SequenceSet
 from outbox_plugin.verification.topic_reader import verify_topics
 from outbox_plugin.verification.verdict import TopicVerdict
 from outbox_plugin.verification.verifier import Verifier
+from tests.clock import SimulatedTime
 
 SETTINGS = Settings(dsn="postgresql://db/x", bootstrap_servers="kafka:9092")
+CLOCK = SimulatedTime()
+
+
+@pytest.fixture(autouse=True)
+def _time_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (topic_ends, kafka_reader, topic_metadata):
+        monkeypatch.setattr(module, "time", CLOCK)
 
 
 def judged(*records: tuple[str, str, str, str], job: str | None = None) -> TopicVerdict:
@@ -144,9 +152,10 @@ def test_the_ends_are_those_that_committed_records_reach() -> None:
     assert topic_ends.reached_ends({0: 9, 1: 7}, lambda: next(answers)) == {0: 9, 1: 7}
 
 
-def test_a_transaction_that_stays_open_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_ends, "COMMIT_SECONDS", 0.1)
+def test_a_transaction_that_stays_open_is_not_waited_for() -> None:
+    began = CLOCK.monotonic()
     assert topic_ends.reached_ends({0: 9, 1: 7}, lambda: {0: 9, 1: 2}) == {0: 9, 1: 2}
+    assert CLOCK.monotonic() - began == pytest.approx(topic_ends.COMMIT_SECONDS, abs=0.1)
 
 
 class Unreachable:
@@ -159,7 +168,7 @@ class Unreachable:
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         self.asked.append(timeout)
-        time.sleep(timeout)
+        CLOCK.sleep(timeout)
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def close(self) -> None:
@@ -168,19 +177,17 @@ class Unreachable:
 
 def test_all_topics_together_are_waited_for_no_longer_than_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_ends, "Consumer", Unreachable)
-    monkeypatch.setattr(topic_ends, "LIST_SECONDS", 0.2)
-    monkeypatch.setattr(topic_ends, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(topic_ends, "LIST_SECONDS", 8.0)
+    monkeypatch.setattr(topic_ends, "WAIT_SECONDS", 20.0)
     monkeypatch.setattr(Unreachable, "asked", [])
-    began = time.monotonic()
     topic_ends.wait_for_commits(SETTINGS, [f"t-{number}" for number in range(20)])
-    assert time.monotonic() - began < 1.5
-    assert 3 <= len(Unreachable.asked) <= 4
+    assert Unreachable.asked == [8.0, 8.0, 4.0]
 
 
 def test_an_open_transaction_is_waited_for_until_the_deadline_alone() -> None:
-    began = time.monotonic()
-    assert topic_ends.reached_ends({0: 9}, lambda: {0: 2}, began + 0.1) == {0: 2}
-    assert time.monotonic() - began < 1.5
+    began = CLOCK.monotonic()
+    assert topic_ends.reached_ends({0: 9}, lambda: {0: 2}, began + 1.0) == {0: 2}
+    assert CLOCK.monotonic() - began == pytest.approx(1.0, abs=0.1)
 
 
 class SilentPartition:
@@ -202,6 +209,8 @@ class SilentPartition:
 
     def consume(self, most: int, seconds: float) -> list[SimpleNamespace]:
         self._offset += 1
+        assert self._offset < 10_000, "the silent partition is waited for without end"
+        CLOCK.sleep(0.001)
         return [
             SimpleNamespace(
                 error=lambda: None,
@@ -223,6 +232,8 @@ def test_a_partition_that_is_silent_is_given_up_also_beside_one_that_is_written(
 ) -> None:
     monkeypatch.setattr(topic_reader, "Consumer", SilentPartition)
     monkeypatch.setattr(topic_ends, "Consumer", SilentPartition)
-    monkeypatch.setattr(topic_reader, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(topic_reader, "SILENCE_SECONDS", 2.0)
+    began = CLOCK.monotonic()
     with pytest.raises(LogUnavailable, match="was not read to its end"):
         verify_topics(SETTINGS, ["orders"])
+    assert CLOCK.monotonic() - began == pytest.approx(2.0, abs=0.2)
