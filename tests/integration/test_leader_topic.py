@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from outbox_plugin import Settings
-from outbox_plugin.adapters import kafka_reader
+from outbox_plugin.adapters import kafka_reader, leader_topic_tail
 from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.adapters.kafka_membership import KafkaMembership
 from outbox_plugin.adapters.kafka_names import KafkaNames
@@ -24,6 +24,13 @@ pytestmark = pytest.mark.integration
 
 
 SECRET = b"s" * 32
+
+
+@pytest.fixture(autouse=True)
+def _kafka_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is."""
+    monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 30.0)
+    monkeypatch.setattr(leader_topic_tail, "_ASK_SECONDS", 30.0)
 
 
 @contextmanager
@@ -73,11 +80,8 @@ def first_sent(settings: Settings) -> int:
 
 
 @pytest.mark.parametrize("instance", ["first", "second", "third"])
-def test_a_new_member_hears_the_first_heartbeat_that_it_sends(
-    settings: Settings, instance: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_member_hears_the_first_heartbeat_that_it_sends(settings: Settings, instance: str) -> None:
     """It takes over once it hears itself. A reader that began behind the heartbeat would have to wait for the next."""
-    monkeypatch.setattr(kafka_reader, "_LEADERS_SECONDS", 30.0)  # However slow this machine is.
     create_topics(settings)
     with member(settings, instance) as membership:
         eventually(lambda: membership.owned() == {0}, 30)
