@@ -48,7 +48,7 @@ from outbox_plugin.errors import (
     TopicMissing,
 )
 from outbox_plugin.insecure_settings import warn_about_insecure_settings
-from outbox_plugin.observe.event_log import log_event
+from outbox_plugin.observe.event_log import EventLog
 from outbox_plugin.observe.guard import harmless
 from outbox_plugin.observe.metrics_extra import metrics_extra
 from outbox_plugin.observe.tracing import configured_tracer
@@ -128,6 +128,7 @@ class Harvester(Background):
         self._names = KafkaNames.of(settings)
         self._exactly_once = settings.delivery == "exactly-once"
         self._runtime = Threads()
+        self._event_log = EventLog(self._runtime.now)
         self._signer: Signer
         self._is_new = False
         self._is_checked = False  # Whether it has started, or the harvester that it restarts has.
@@ -442,7 +443,7 @@ class Harvester(Background):
     def _observe(self, event: HarvestEvent) -> None:
         if isinstance(event, TermBegan):
             self._adopted.add(event.shard)
-        log_event(event)
+        self._event_log.write(event)
         if (telemetry := self._telemetry) is not None:
             telemetry.observe(event)
         if self._spans is not None:

@@ -177,16 +177,18 @@ class GenerationRaised(HarvestEvent):
 
 @dataclass(frozen=True, slots=True)
 class TermFinished(HarvestEvent):
-    """This harvester leads the shard no more; `reason` is None after a stop that was asked for.
+    """A term of this harvester has ended; `reason` is None after a stop that was asked for.
 
     `error_type` names the exception that ended the term; None where no exception did. `is_planned`: the shard moves to
-    the harvester that Kafka has assigned it to, and nothing is wrong.
+    the harvester that Kafka has assigned it to, and nothing is wrong. `has_led`: whether the term had taken over;
+    otherwise its takeover has failed.
     """
 
     leader_id: str
     reason: str | None
     error_type: str | None
     is_planned: bool = False
+    has_led: bool = True
 
 
 def held_topics(shard: int, topics: Mapping[str, Away]) -> Iterator[KeysHeld]:

@@ -205,7 +205,8 @@ class Shard:
             self._services.send(self._report.resignation(term.successor))
         error_type = type(error).__name__ if error is not None else None
         is_planned = term.ending is Ending.GAVE_TO_OWNER and error is None
-        self._services.observe(TermFinished(self.number, term.leader_id, reason, error_type, is_planned))
+        has_led = term.phase == "leader"
+        self._services.observe(TermFinished(self.number, term.leader_id, reason, error_type, is_planned, has_led))
 
     def _observe(self, event: HarvestEvent) -> None:
         self._report.observe(event, self._services.runtime.now())

@@ -23,6 +23,7 @@ from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import InvalidSetting, Refusal
 from outbox_plugin.log_tenant import of_same_tenant, of_tenant
+from outbox_plugin.observe.event_log import EventLog
 from outbox_plugin.printable import logger_of
 from outbox_plugin.relay.events import KeysHeld, RowsParked, TermBegan, TermFinished
 from outbox_plugin.settings import LogSettings
@@ -132,6 +133,36 @@ def test_a_harvesters_events_name_what_they_are_about(caplog: pytest.LogCaptureF
     ]
     assert [each.levelname for each in caplog.records[3:]] == ["WARNING", "INFO", "INFO"]
     assert not [line for line in lines if "the value" in line or "the header" in line]
+
+
+def test_takeovers_that_fail_for_the_same_reason_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """While a server is away, they fail every few seconds. No such harvester has led."""
+    caplog.set_level(logging.INFO)
+    time = [1_000.0]
+    log = EventLog(lambda: time[0])
+
+    def fail(shard: int, reason: str | None, after: float) -> list[str]:
+        time[0] += after
+        caplog.clear()
+        log.write(TermFinished(shard, "leader", reason, None, has_led=False))
+        return caplog.messages
+
+    assert fail(0, "away", 0.0) == ["shard 0: the takeover failed: away"]
+    assert fail(0, "away", 30.0) == []
+    assert fail(0, "stuck", 1.0) == ["shard 0: the takeover failed: stuck"]
+    assert fail(1, "away", 0.0) == ["shard 1: the takeover failed: away"]
+    assert fail(0, "away", 28.0) == []
+    assert fail(0, "away", 1.0) == ["shard 0: the takeover failed: away"]
+    log.write(TermBegan(0, "leader", 0))
+    assert fail(0, "away", 1.0) == ["shard 0: the takeover failed: away"]
+    assert fail(0, None, 0.0) == ["shard 0: stopped before it has taken over"]
+
+
+def test_a_leader_whose_terms_end_for_the_same_reason_says_so_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(lambda: 0.0)
+    for _ in range(2):
+        log.write(TermFinished(0, "leader", "away", "LogUnavailable"))
+    assert caplog.messages == ["shard 0: leading no more: away"] * 2
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ def test_a_leader_that_hears_nothing_of_itself_says_why_it_steps_down() -> None:
     seen: list[HarvestEvent] = []
     shard = leading_shard(sent, seen)
     shard.election.set_ownership(False)
-    assert "stepped down" in str(the_end(shard, seen, 5.1).reason)
+    end = the_end(shard, seen, 5.1)
+    assert ("stepped down" in str(end.reason), end.has_led) == (True, False)
     assert (sent[-1].phase, "stepped down" in str(sent[-1].trouble)) == ("resigned", True)
 
 
@@ -149,7 +150,8 @@ def test_what_a_leader_that_steps_down_meets_at_its_end_does_not_hide_why_it_doe
     shard = leading_shard(sent, seen, opens)
     shard.election.receive(sent[-1], 0.1)
     let_lead(shard, sent, 0.2)
-    assert "stepped down" in str(the_end(shard, seen, 5.3).reason)
+    end = the_end(shard, seen, 5.3)
+    assert ("stepped down" in str(end.reason), end.has_led) == (True, True)
 
 
 @pytest.mark.parametrize(("phase", "trouble"), [("candidate", "stepped down"), ("leader", "None")])
