@@ -194,7 +194,8 @@ def _shard_status(shard: int, tail: _PartitionTail, table: _Table | None, partit
         shard: its number.
         tail: the last records of its partition of the leader topic.
         table: the part of the status that is read from Postgres; None if Postgres does not answer.
-        partition_problem: why the partition may take no heartbeat; it is of interest where no leader sends one.
+        partition_problem: why the partition may take no heartbeat; it is of interest where none arrives. One of a
+            harvester that only tries to lead shows that the partition takes them, too.
     """
     fresh = [(heartbeat, age) for heartbeat, age in tail.heartbeats if age <= FRESH_SECONDS]
     age = fresh[-1][1] if fresh else None
@@ -205,7 +206,7 @@ def _shard_status(shard: int, tail: _PartitionTail, table: _Table | None, partit
     reported = [heartbeat.trouble for heartbeat, _ in fresh if heartbeat.trouble]
     trouble = leader.trouble if leader else next(reversed(reported), None)
     troubles = [trouble, table.cannot_verify if table else None]
-    if leader is None:
+    if not fresh:
         troubles.append(partition_problem)
     if tail.ignored:
         troubles.append(

@@ -223,6 +223,15 @@ def test_why_a_partition_takes_no_heartbeats_is_said_where_no_leader_is_heard(
     ]
 
 
+@pytest.mark.parametrize(("phase", "age", "is_suspected"), [("candidate", 0.1, False), ("leader", 3.0, True)])
+def test_a_partition_that_takes_the_heartbeats_of_one_that_only_tries_to_lead_is_not_suspected(
+    phase: Phase, age: float, is_suspected: bool
+) -> None:
+    heartbeat = LeaderHeartbeat(0, phase, "term", "h-1", "host", 1, "now", "i", "p", trouble="Kafka: away")
+    shown = reader._shard_status(0, reader._PartitionTail([(heartbeat, age)]), None, "1 of 3 replicas in sync")
+    assert shown.trouble == ("1 of 3 replicas in sync" if is_suspected else "Kafka: away")
+
+
 def test_one_that_only_tries_to_lead_hides_no_trouble_of_those_before_it() -> None:
     failed = LeaderHeartbeat(0, "resigned", "first", "h-1", "host", 1, "now", "i", "p", trouble="Kafka: away")
     tries = LeaderHeartbeat(0, "candidate", "second", "h-2", "host", 2, "now", "i", "p")
