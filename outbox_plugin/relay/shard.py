@@ -22,6 +22,10 @@ from outbox_plugin.relay.shard_report import ShardReport
 FINISH_SECONDS = 5.0
 # A term that survives this long resets the backoff, and ends the trouble of the one before it if it has taken over.
 CALM_SECONDS = 5.0
+# A term that waits this long for one answer reports that. It may take much longer until it gives up and says more.
+LONG_WAIT_SECONDS = 5.0
+LONG_WAIT = f"Kafka has not answered for more than {LONG_WAIT_SECONDS:.0f} s"
+LONG_TAKEOVER = f"Kafka, or Postgres, has not answered a takeover for more than {LONG_WAIT_SECONDS:.0f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Shard:
             self._look_after(self._term, now)
         self._act(self.election.tick(now), now)
         can_replace = self._settle_transfer(now)
+        self._report.long_wait = self._long_wait(now)
         self._send_heartbeat(now, can_replace)
         if (event := self._report.step_event(now, self._phase(now), self.election.leader_heard_at)) is not None:
             self._services.observe(event)
@@ -232,6 +237,13 @@ class Shard:
         """Whether a term of ours has taken over, and is at work for some time. A takeover may last long and fail."""
         term = self._active_term
         return term is not None and term.phase == "leader" and now - term.began_at > CALM_SECONDS
+
+    def _long_wait(self, now: float) -> str | None:
+        """What to report of a term that waits for an answer for long; None where there is none."""
+        term = self._active_term
+        if term is None or (since := term.waiting_since) is None or now - since <= LONG_WAIT_SECONDS:
+            return None
+        return LONG_WAIT if term.phase == "leader" else LONG_TAKEOVER
 
     def _phase(self, now: float) -> Phase:
         return self._term.phase if self._term is not None and self._is_at_work(now) else "waiting"

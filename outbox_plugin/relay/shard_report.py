@@ -39,6 +39,7 @@ class ShardReport:
             note: a lasting warning, shown where there is no other trouble.
         """
         self.trouble: str | None = None  # What ended the last term, until things go well again.
+        self.long_wait: str | None = None  # What the present term has waited for for long.
         self._last = template
         self._interval = heartbeat_interval
         self._note = note
@@ -143,7 +144,8 @@ class ShardReport:
         return ShardStepped(self._last.shard, phase, leader_heard_at, self._shown_trouble(now))
 
     def _shown_trouble(self, now: float) -> str | None:
-        return self.trouble or _still_shown(self._held, now) or _still_shown(self._ignored, now) or self._note
+        passing = _still_shown(self._held, now) or _still_shown(self._ignored, now)
+        return self.trouble or "; ".join(filter(None, [self.long_wait, passing])) or self._note
 
     def _rate(self, now: float) -> float:
         """Records per second since about a second ago."""

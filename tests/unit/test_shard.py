@@ -15,11 +15,11 @@ import pytest
 from outbox_plugin.core.election import Election, ElectionTiming
 from outbox_plugin.core.leader_heartbeat import LeaderHeartbeat, Phase
 from outbox_plugin.errors import LogUnavailable
-from outbox_plugin.relay.events import HarvestEvent, Observer, TermFinished
+from outbox_plugin.relay.events import HarvestEvent, Observer, ShardStepped, TermFinished
 from outbox_plugin.relay.leader_term import Ending, LeaderTerm, OpenRelay, Relay
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.server_probe import ServerProbe
-from outbox_plugin.relay.shard import Shard, ShardServices
+from outbox_plugin.relay.shard import LONG_TAKEOVER, LONG_WAIT, Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from tests.support import eventually
 
@@ -268,6 +268,61 @@ def test_a_stalled_leader_goes_on_where_nobody_could_do_better(all_brokers_answe
     shard.stop()
     assert shard.await_end(10.0)
     shard.resign(4.0)
+
+
+def test_a_leader_that_waits_for_kafka_for_long_says_so_until_it_is_answered() -> None:
+    """It may take half a minute until it gives up, or Kafka answers after all."""
+    sent: list[LeaderHeartbeat] = []
+    seen: list[HarvestEvent] = []
+    relay = IdleRelay()
+
+    @contextmanager
+    def opens(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        yield relay
+
+    shard = leading_shard(sent, seen, opens)
+    shard.receive(sent[-1], 0.1)
+    let_lead(shard, sent, 0.9)
+
+    def trouble(now: float) -> str | None:
+        shard.receive(sent[-1], now)
+        shard.step(now)
+        assert [each.trouble for each in seen if isinstance(each, ShardStepped)][-1] == sent[-1].trouble
+        return sent[-1].trouble
+
+    relay.waiting_since = 1.0
+    assert trouble(5.9) is None
+    assert trouble(6.5) == LONG_WAIT
+    relay.waiting_since = 6.9
+    assert trouble(7.5) is None
+    shard.stop()
+    assert shard.await_end(10.0)
+    shard.resign(8.0)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_takeover_that_lasts_long_says_so_unless_more_is_known(is_first: bool) -> None:
+    """What ended the last attempt names a cause."""
+    sent: list[LeaderHeartbeat] = []
+    relay = SlowTakeover()
+    relay.waiting_since = 1.0
+
+    @contextmanager
+    def opens(shard: int, leader_id: str, wanted: Callable[[], bool], observe: Observer) -> Iterator[Relay]:
+        yield relay
+
+    shard = leading_shard(sent, [], opens)
+    shard._report.trouble = None if is_first else "Kafka: away"
+    shard.receive(sent[-1], 0.1)
+    shard.step(0.9)
+    assert relay.began.wait(90)
+    for second in (3.0, 7.0):
+        shard.receive(sent[-1], second)
+        shard.step(second)
+    assert (sent[-1].phase, sent[-1].trouble) == ("candidate", LONG_TAKEOVER if is_first else "Kafka: away")
+    shard.stop()
+    assert shard.await_end(10.0)
+    shard.resign(8.0)
 
 
 def test_a_follower_whom_all_brokers_answer_offers_to_replace_a_stalled_leader() -> None:
