@@ -20,7 +20,7 @@ from outbox_plugin.adapters.kafka_clients import (
 from outbox_plugin.adapters.kafka_names import KafkaNames
 from outbox_plugin.adapters.progress_reader import ProgressReader
 from outbox_plugin.adapters.record_sender import RecordSender, away_by_clock
-from outbox_plugin.adapters.stalled_partition import why_stalled
+from outbox_plugin.adapters.stalled_partition import which_stalled, why_stalled, why_without_coordinator
 from outbox_plugin.core.last_progress import LastProgress, Numbering
 from outbox_plugin.core.progress import LARGEST_BODY, ProgressRecord
 from outbox_plugin.core.repeated_requests import RETRY_BACKOFF_MS, may_have_been_repeated
@@ -78,6 +78,8 @@ class KafkaTransactionalLog:
         self._reserved = reserved
         self._records = RecordSender(reserved, should_wait)
         self._producer: Producer | None = None
+        self._transactional_id = ""  # Of the last producer.
+        self._has_fenced = False
         self._in_doubt = True
         self._largest_progress = min(LARGEST_BODY, largest_record_bytes(settings) - _RECORD_BYTES)
 
@@ -105,6 +107,7 @@ class KafkaTransactionalLog:
         Raises:
             TransactionStuck: Kafka answers CONCURRENT_TRANSACTIONS, for as long as we wait.
             InvalidSetting: OUTBOX_KAFKA holds something that librdkafka does not take.
+            StoreUnavailable: the database does not say which topics are for events, when a transaction is stuck.
         """
         self.close()
         self._producer = self._new_producer(generation)
@@ -122,22 +125,43 @@ class KafkaTransactionalLog:
                     raise TransactionStuck(self._why_stuck()) from error.with_traceback(None)
                 again = problem.code() == KafkaError._TIMED_OUT or problem.retriable()
                 if not again or seconds > REQUEST_TIMEOUT_SECONDS or not self._should_wait():
-                    raise LogUnavailable(f"Kafka, fencing: {problem.str()}") from error.with_traceback(None)
-        self._in_doubt = False
+                    reason = self._why_without_coordinator(is_suspect=True) if again and self._should_wait() else None
+                    raise LogUnavailable(f"Kafka, fencing: {reason or problem.str()}") from error.with_traceback(None)
+        self._has_fenced, self._in_doubt = True, False
 
     def _why_stuck(self) -> str:
-        """Why the shard's last transaction has not ended. The progress topic's partition is known to be part of it."""
-        reason = self._why_progress_stalled() or (
-            "it cannot end before each partition that it touched, also of the progress topic, has a leader and enough "
-            "replicas in sync"
-        )
+        """Why the shard's last transaction has not ended. The progress topic's partition is known to be part of it.
+
+        Which topics of events are, is not known if another harvester has begun it. If it was ours, we go on under
+        another transactional id, and no time is to be lost.
+        """
+        if (reason := self._why_progress_stalled()) is None:
+            reason = (
+                "it cannot end before each partition that it touched, also of the progress topic, has a leader and "
+                "enough replicas in sync"
+            )
+            if not self._has_fenced and (stalled := self._which_stalled()) is not None:
+                reason += f"; of those for events, these lack that now: {stalled}"
         return f"Kafka, fencing: the shard's last transaction has not ended; {reason}"
 
+    def _which_stalled(self) -> str | None:
+        """The partitions of topics of events that take no records now; None if Kafka names none soon."""
+
+        def is_for_events(topic: str) -> bool:
+            return self._reserved(topic) is None
+
+        return which_stalled(self._open, self._settings, is_for_events, self._patience())
+
+    def _why_without_coordinator(self, *, is_suspect: bool) -> str | None:
+        """Why no broker coordinates our transactions; None if one may, or if Kafka does not say soon."""
+        return why_without_coordinator(
+            self._open, self._settings, self._transactional_id, self._patience(), is_suspect=is_suspect
+        )
+
     def _new_producer(self, generation: int) -> Producer:
+        self._transactional_id = self._names.transactional_id(self._slice, generation)
         config = producer_config(
-            self._settings,
-            transactional_id=self._names.transactional_id(self._slice, generation),
-            retry_backoff_ms=RETRY_BACKOFF_MS,
+            self._settings, transactional_id=self._transactional_id, retry_backoff_ms=RETRY_BACKOFF_MS
         )
         try:
             return Producer({**config, "on_delivery": self._records.on_delivery})
@@ -225,7 +249,7 @@ class KafkaTransactionalLog:
             elif now - since > STALLED_SECONDS * (looks + 1):
                 looks += 1
                 if now - since > SILENT_SECONDS:
-                    self._check_progress_partition()
+                    self._check_own_partitions()
                 if not self._should_wait():
                     continue
                 if self._records.without_leader(self._open) and looks > 1:  # One that moves has none for a moment.
@@ -234,25 +258,30 @@ class KafkaTransactionalLog:
                     return False
         return True
 
-    def _check_progress_partition(self) -> None:
-        """Check whether the progress topic is what takes no records. No transaction can go on without it.
+    def _check_own_partitions(self) -> None:
+        """Check whether the progress topic takes no records, or no broker coordinates our transactions.
+
+        No transaction can go on without them.
 
         Raises:
-            LogUnavailable: it is.
+            LogUnavailable: so it is.
         """
-        if (reason := self._why_progress_stalled()) is not None:
+        reason = self._why_progress_stalled()
+        if reason is None and self._should_wait():
+            reason = self._why_without_coordinator(is_suspect=False)
+        if reason is not None:
             raise LogUnavailable(f"Kafka: {reason}")
 
     def _why_progress_stalled(self) -> str | None:
         """Why the progress topic takes no records; None if it may take them, or if Kafka does not say soon."""
         topic, partition = self._names.progress_topic, self._slice.number
-        deadline = time.monotonic() + _WHY_SECONDS
-
-        def should_wait() -> bool:
-            return self._should_wait() and time.monotonic() < deadline
-
-        reason = why_stalled(self._open, self._settings, topic, partition, should_wait)
+        reason = why_stalled(self._open, self._settings, topic, partition, self._patience())
         return None if reason is None else f"the topic {topic} takes no records: {reason}"
+
+    def _patience(self) -> Callable[[], bool]:
+        """Returns whether it makes sense to wait for an answer that says why a partition stalls."""
+        deadline = time.monotonic() + _WHY_SECONDS
+        return lambda: self._should_wait() and time.monotonic() < deadline
 
     def _commit(self) -> None:
         """Commit, and wait for the answer as long as `should_wait` returns True, `COMMIT_TIMEOUT_SECONDS` at most."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import TopicMetadata
+from confluent_kafka.admin import ClusterMetadata, TopicMetadata
 
 from outbox_plugin.adapters.kafka_clients import REQUEST_TIMEOUT_SECONDS
 
@@ -29,12 +29,34 @@ def look_up_topic(
     Raises:
         KafkaException: Kafka does not answer, or refuses to.
     """
+    return _look_up(client, topic, should_wait).topics.get(topic)
+
+
+def look_up_all_topics(
+    client: Producer | Consumer, should_wait: Callable[[], bool] = lambda: True
+) -> dict[str, TopicMetadata]:
+    """The metadata of all topics that we may see.
+
+    Args:
+        client: any client of the brokers.
+        should_wait: returns whether waiting still makes sense; called after each attempt.
+
+    Raises:
+        KafkaException: Kafka does not answer, or refuses to.
+    """
+    return _look_up(client, None, should_wait).topics
+
+
+def _look_up(client: Producer | Consumer, topic: str | None, should_wait: Callable[[], bool]) -> ClusterMetadata:
+    """The metadata of one topic, or of all."""
     began = time.monotonic()
     deadline = began + REQUEST_TIMEOUT_SECONDS
     while True:
         try:
-            answer = client.list_topics(topic, timeout=attempt_seconds(began, deadline))
-            found: TopicMetadata | None = answer.topics.get(topic)
+            timeout = attempt_seconds(began, deadline)
+            found: ClusterMetadata = (
+                client.list_topics(timeout=timeout) if topic is None else client.list_topics(topic, timeout=timeout)
+            )
             return found
         except KafkaException as error:
             if error.args[0].code() not in NO_ANSWER or time.monotonic() >= deadline or not should_wait():

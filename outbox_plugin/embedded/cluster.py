@@ -14,6 +14,7 @@ from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicParti
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.adapters.kafka_clients import LIBRARY_LOGGER
+from outbox_plugin.core.coordinator_partition import TRANSACTION_STATE_TOPIC, coordinator_partition
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.kafka import KafkaNode
 from outbox_plugin.embedded.server import START_SECONDS, ServerFailed
@@ -49,7 +50,7 @@ log.cleaner.dedupe.buffer.size=16777216
 log.retention.hours=168
 """
 Coordinated = Literal["group", "transactional id"]
-_COORDINATORS: dict[Coordinated, str] = {"group": "__consumer_offsets", "transactional id": "__transaction_state"}
+_COORDINATORS: dict[Coordinated, str] = {"group": "__consumer_offsets", "transactional id": TRANSACTION_STATE_TOPIC}
 COORDINATING_TOPICS = tuple(_COORDINATORS.values())  # The leaders of their partitions are the coordinators.
 
 
@@ -242,7 +243,7 @@ class EmbeddedCluster:
         """
         topic = _COORDINATORS[what]
         partitions = len(self._admin().list_topics(topic, timeout=10).topics[topic].partitions)
-        return self.leader(topic, abs(java_hash(name)) % max(1, partitions))
+        return self.leader(topic, coordinator_partition(name, max(1, partitions)))
 
     def elect_preferred(self, topic: str) -> None:
         """Make the preferred replica of every partition of `topic` its leader.
@@ -262,11 +263,3 @@ class EmbeddedCluster:
     def _admin(self) -> AdminClient:
         config: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers, "logger": LIBRARY_LOGGER}
         return AdminClient(config)
-
-
-def java_hash(text: str) -> int:
-    """The result of Java's String.hashCode, by which Kafka assigns coordinators."""
-    value = 0
-    for unit in memoryview(text.encode("utf-16-le")).cast("H"):
-        value = (value * 31 + unit) & 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value

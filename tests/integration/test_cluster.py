@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from outbox_plugin.adapters.kafka_reader import bounds
 from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
 from outbox_plugin.adapters.topic_ids import TopicIds
 from outbox_plugin.bench.proxy import DIRECTIONS, Direction, Proxy
+from outbox_plugin.core.coordinator_partition import TRANSACTION_STATE_TOPIC, coordinator_partition
 from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.core.shards import Slice
@@ -36,6 +38,8 @@ from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
 
+PROGRESS = ProgressRecord(OutboxIdentity("incarnation", "place"), "leader", 0, ())
+COORDINATING_PARTITIONS = 4  # As the nodes' configuration has it: it must not change.
 CLIENTS = 8  # Of which some take the same broker for the controller.
 
 
@@ -150,15 +154,14 @@ def test_a_progress_topic_that_takes_no_records_is_named(
     settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers=cluster.bootstrap_servers, group=group)
     names, died = KafkaNames.of(settings), cluster.nodes[-1]
     create_on(cluster, names.progress_topic, replicas)
-    progress = ProgressRecord(OutboxIdentity("incarnation", "place"), "leader", 0, ())
     signer = Signer(b"s" * 32)
     with closing(KafkaTransactionalLog(settings, names, Slice(0, 1), signer, lambda: True, lambda _: None)) as log:
         log.fence(0)
-        assert log.publish([OutboxRow(1, 5, topic, "k", "v", [], [], 9)], progress)
+        assert log.publish([OutboxRow(1, 5, topic, "k", "v", [], [], 9)], PROGRESS)
         died.kill()
         try:
             with pytest.raises(LogUnavailable, match=f"the topic {names.progress_topic} takes no records: ") as told:
-                log.publish([OutboxRow(2, 5, topic, "k", "v", [], [], 9)], progress)
+                log.publish([OutboxRow(2, 5, topic, "k", "v", [], [], 9)], PROGRESS)
             assert said in str(told.value)
             with pytest.raises(TransactionStuck, match=re.escape(said)):
                 log.fence(0)
@@ -167,6 +170,113 @@ def test_a_progress_topic_that_takes_no_records_is_named(
                     log.read_progress(fenced=True)
         finally:
             cluster.restart(died)
+
+
+@pytest.mark.parametrize(("replicas", "said"), [([2], "no broker leads partition 0"), ([0, 2], "1 replica(s) in sync")])
+def test_partitions_of_events_that_keep_another_harvesters_transaction_from_its_end_are_named(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, replicas: list[int], said: str
+) -> None:
+    """The next leader does not know which partitions they are: any that takes no records may be one of them."""
+    monkeypatch.setattr(kafka_transactional_log, "STUCK_SECONDS", 1.0)
+    group = f"of-the-test-events-{len(replicas)}"
+    settings = Settings(dsn="postgresql://nowhere/none", bootstrap_servers=cluster.bootstrap_servers, group=group)
+    names, died = KafkaNames.of(settings), cluster.nodes[-1]
+    create_on(cluster, names.progress_topic, [0, 1])
+    events = create_on(cluster, f"{group}-events", replicas)
+
+    def new_log() -> KafkaTransactionalLog:
+        return KafkaTransactionalLog(settings, names, Slice(0, 1), Signer(b"s" * 32), lambda: True, reserved)
+
+    def reserved(topic: str) -> str | None:
+        return None if topic == events else "of another test"
+
+    row = OutboxRow(1, 5, events, "k", "v", [], [], 9)
+    with closing(new_log()) as former, closing(new_log()) as next_log:
+        former.fence(0)
+        assert former.publish([row], PROGRESS)
+        died.kill()
+        try:
+            assert not former.publish([row._replace(id=2)], PROGRESS)
+            with pytest.raises(TransactionStuck, match=f"these lack that now: topic {events}: ") as told:
+                next_log.fence(0)
+            assert said in str(told.value)
+        finally:
+            cluster.restart(died)
+        eventually(lambda: can_fence(next_log), 30)
+
+
+def can_fence(log: KafkaTransactionalLog) -> bool:
+    with suppress(LogUnavailable):
+        log.fence(0)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        ([2], "no broker leads partition 0 now"),
+        ([0, 2], "partition 0 has 1 replica(s) in sync, and its min.insync.replicas is 2"),
+    ],
+)
+def test_a_topic_of_transactions_that_takes_no_records_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: list[int], said: str
+) -> None:
+    """No transaction can go on, and no takeover begin. The clients say no more than that nobody answers."""
+    with EmbeddedCluster(tmp_path) as cluster:
+        make_transaction_state(cluster, replicas)
+        settings = coordinated_by(cluster, 0)
+        names, died = KafkaNames.of(settings), cluster.nodes[-1]
+        create_on(cluster, names.progress_topic, [0, 1])
+        events = create_on(cluster, f"{settings.group}-events", [0, 1])
+        message = re.escape(
+            f"no broker coordinates the transactions of {settings.group}-0, because the topic {TRANSACTION_STATE_TOPIC}"
+            f" takes no records: {said}"
+        )
+        leader, follower = (
+            KafkaTransactionalLog(settings, names, Slice(0, 1), Signer(b"s" * 32), lambda: True, lambda _: None)
+            for _ in range(2)
+        )
+        with closing(leader), closing(follower):
+            leader.fence(0)
+            assert leader.publish([OutboxRow(1, 5, events, "k", "v", [], [], 9)], PROGRESS)
+            died.kill()
+            with pytest.raises(LogUnavailable, match=message):
+                leader.publish([OutboxRow(2, 5, events, "k", "v", [], [], 9)], PROGRESS)
+            monkeypatch.setattr(kafka_transactional_log, "REQUEST_TIMEOUT_SECONDS", 2.0)
+            with pytest.raises(LogUnavailable, match=message):
+                follower.fence(0)
+            monkeypatch.undo()
+            cluster.restart(died)
+            eventually(lambda: can_fence(follower), 60)
+
+
+def make_transaction_state(cluster: EmbeddedCluster, replicas: list[int]) -> None:
+    """Make Kafka's topic of transactions before Kafka does: partition 0 on these nodes, no other one on the last."""
+    others = list(range(len(replicas)))
+    placed = [replicas, *[others] * (COORDINATING_PARTITIONS - 1)]
+    assignment = [[cluster.nodes[number].node for number in numbers] for numbers in placed]
+    topic = NewTopic(
+        TRANSACTION_STATE_TOPIC,
+        num_partitions=COORDINATING_PARTITIONS,
+        replica_assignment=assignment,
+        config={"min.insync.replicas": str(len(replicas)), "cleanup.policy": "compact"},
+    )
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([topic])[TRANSACTION_STATE_TOPIC].result(60)
+    cluster.wait_in_sync()
+
+
+def coordinated_by(cluster: EmbeddedCluster, partition: int) -> Settings:
+    """Settings with a group whose shard's transactional id belongs to this partition of the topic of transactions."""
+    for number in range(1_000):
+        settings = Settings(
+            dsn="postgresql://nowhere/none", bootstrap_servers=cluster.bootstrap_servers, group=f"group-{number}"
+        )
+        transactional_id = KafkaNames.of(settings).transactional_id(Slice(0, 1), 0)
+        if coordinator_partition(transactional_id, COORDINATING_PARTITIONS) == partition:
+            return settings
+    raise AssertionError
 
 
 def test_a_rolling_restart_keeps_it_writable(cluster: EmbeddedCluster, topic: str) -> None:

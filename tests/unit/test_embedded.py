@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from outbox_plugin.embedded import java
-from outbox_plugin.embedded.cluster import java_hash
 from outbox_plugin.embedded.free_ports import free_port
 from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums, kafka_jars
 from outbox_plugin.embedded.java import java_home
@@ -110,13 +109,6 @@ def test_a_missing_jar_is_named(tmp_path: Path) -> None:
 )
 def test_why_there_are_no_jars(log: str, reason: str) -> None:
     assert _reason(log) == reason
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", 0), ("abc", 96354), ("polygenelubricants", -(2**31)), ("é😀", 1_996_812)]
-)
-def test_strings_hash_as_in_java(text: str, expected: int) -> None:
-    assert java_hash(text) == expected
 
 
 def test_a_port_is_not_one_that_an_outgoing_connection_could_take() -> None:
