@@ -13,6 +13,8 @@ import pytest
 
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
+from outbox_plugin.relay.shard import LONG_WAIT
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     assert_exactly_once_in_order,
     consume,
@@ -96,6 +98,26 @@ def test_a_commit_that_arrives_in_the_next_transaction_loses_nothing(kafka: Prox
             drained(settings)
             eventually(lambda: hold.arrived, 30)
     assert_exactly_once_in_order(consume(settings, topic), 1, 10_002)
+
+
+def test_a_leader_whose_commit_is_not_answered_says_so_long_before_it_gives_up(
+    kafka: ProxiedKafka, settings: Settings
+) -> None:
+    topic = create_topic(settings, f"{settings.group}-events")
+    with kafka.proxy().running() as proxy, Harvester(behind(settings, proxy)):
+        eventually(lambda: END_TXN in proxy.forwarded, 30)
+        proxy.hold = lambda api, _: api == END_TXN
+        insert_numbered(settings, topic, 1, 2)
+
+        def reported() -> list[tuple[bool, str | None]]:
+            return [(shard.leader is not None, shard.trouble) for shard in read_status(settings).shards]
+
+        eventually(lambda: (True, LONG_WAIT) in reported(), 20)
+        proxy.hold = lambda *_: False
+        proxy.release()
+        drained(settings)
+        eventually(lambda: (True, None) in reported(), 20)
+    assert_exactly_once_in_order(consume(settings, topic), 1, 2)
 
 
 class HoldsAtRandom:
