@@ -90,7 +90,10 @@ class KafkaAcknowledgingLog:
             self._flush(producer)
         except KafkaException as error:
             raise LogUnavailable(str(transaction_error(error.args[0], "delivering", unpublished=False))) from error
-        return self._records.interpret_failures()
+        delivered = self._records.interpret_failures()
+        if not delivered.failures:
+            self._records.end_search()
+        return delivered
 
     def _flush(self, producer: Producer) -> None:
         deadline = time.monotonic() + 2 * DELIVERY_TIMEOUT_MS / 1000

@@ -81,6 +81,7 @@ class RecordSender:
         self._topics = WritableTopics(reserved, should_wait=should_wait)
         self._touched: tuple[set[str], set[str]] = set(), set()  # The topics of the last records, and of those before.
         self._limits: dict[str, int] = {}
+        self._searched: set[str] = set()  # Topics that are limited to find out whose timestamp a broker refuses.
         self._rows: Sequence[OutboxRow] = ()
         self._group: list[OutboxRow] = []  # Rows of limited topics since the last flush.
         self._group_bytes = 0
@@ -183,6 +184,12 @@ class RecordSender:
     def acknowledged(self) -> None:
         """Take in that all of the last records were acknowledged."""
         self._topics.acknowledged(self._touched[0])
+        self.end_search()
+
+    def end_search(self) -> None:
+        """Send records of a topic together again after a search for those whose timestamps a broker refuses."""
+        while self._searched:
+            self._limits.pop(self._searched.pop(), None)
 
     def reset(self) -> None:
         """Forget the results of the last records. Call it before the next ones are checked or produced."""
@@ -277,14 +284,19 @@ class RecordSender:
         if reports:
             rows = self._rows_by_content()
             # Then a clock is wrong, and no row. librdkafka reports the records of a batch of several as invalid.
-            blames_clock = blames_clock or any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in reports)
+            is_untimely = any(error.code() == KafkaError.INVALID_TIMESTAMP for error, *_ in reports)
+            blames_clock = blames_clock or is_untimely
+            dated = {row.topic for row in self._rows if _timestamp_of(row) is not None} if is_untimely else set()
             alone, sent_together = self._alone(), set()
             for error, topic, key, value in reports:
                 # A report has no headers to tell rows apart that are alike.
                 alike = rows.get((topic, key or b"", value), [])
                 concerned = [alone[topic]] if alone.get(topic) in alike else alike
                 was_alone = concerned == [alone.get(topic)]
-                self._interpret(error, topic, concerned, was_alone=was_alone, blames_clock=blames_clock)
+                if error.code() == KafkaError.INVALID_TIMESTAMP and topic in dated and not was_alone:
+                    self._search(error, topic, concerned)
+                else:
+                    self._interpret(error, topic, concerned, was_alone=was_alone, blames_clock=blames_clock)
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     self._too_large.add(topic)
                     sent_together |= set() if was_alone else {topic}
@@ -308,6 +320,17 @@ class RecordSender:
                 continue
             rows.setdefault((row.topic, *_key_and_value(row)), []).append(row)
         return rows
+
+    def _search(self, error: KafkaError, topic: str, concerned: list[OutboxRow]) -> None:
+        """Send the topic's records one by one next time, to find out whose timestamp a broker refuses.
+
+        If it refuses that of a single record, librdkafka reports the error for all records of the batch.
+        """
+        self._topics.forget(topic)
+        self._failures.append(error)
+        self._failed.update(row.id for row in concerned)
+        self._searched.add(topic)
+        self._send_one_by_one(topic)
 
     def _interpret(
         self, error: KafkaError, topic: str, concerned: list[OutboxRow], *, was_alone: bool, blames_clock: bool
@@ -333,6 +356,7 @@ class RecordSender:
         if dated:
             if len(dated) == len(concerned) and _are_alike(concerned):
                 self._refusals |= {row.id: _untimely(row, error) for row in dated}
+                self.end_search()
             else:
                 self._send_one_by_one(topic)
             return

@@ -150,6 +150,29 @@ def test_a_clock_that_is_off_is_no_rows_fault(producer: Unreachable) -> None:
     assert {error.code() for error in sent.failures} == {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
 
 
+def test_one_refused_timestamp_is_searched_among_all_records_of_its_batch(producer: Unreachable) -> None:
+    """librdkafka reports the same error for all of them."""
+    rows = [GOOD._replace(id=number, value=WholeRecord(f"k{number}", b"v", None, number)) for number in (1, 2)]
+    failed = [
+        SimpleNamespace(topic=lambda: "orders", key=key, value=lambda: b"v") for key in (lambda: b"k1", lambda: b"k2")
+    ]
+    records = handed_over(producer, rows)
+    for message in failed:
+        records.on_delivery(KafkaError(KafkaError.INVALID_TIMESTAMP), message)  # type: ignore[arg-type]
+    sent = records.interpret_failures()
+    assert not sent.refusals
+    assert not sent.off_clock
+    assert sent.failed == {1, 2}
+    assert sent.narrowed
+    records.reset()
+    records.produce(producer, Rows([tuple(rows[1])]))  # type: ignore[arg-type]
+    records.on_delivery(KafkaError(KafkaError.INVALID_TIMESTAMP), failed[1])  # type: ignore[arg-type]
+    assert records.interpret_failures().refusals.keys() == {2}
+    records.reset()
+    records.produce(producer, Rows([tuple(row) for row in rows]))  # type: ignore[arg-type]
+    assert len(producer.taken) == 5  # Together: the producer would have been flushed between them.
+
+
 class OneTopic(Unreachable):
     """Its one topic has such leaders; `asked` counts how often they were looked up."""
 
