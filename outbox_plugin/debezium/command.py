@@ -32,7 +32,7 @@ def prepare(connector: Path) -> None:
     for difference in view.differences:
         click.echo(f"-- Not byte for byte as before: {difference}")
     for statement in view.preparation():
-        click.echo(f"{statement.as_string()};\n")
+        click.echo(f"{statement.as_string()};\n".encode())  # In UTF-8, whatever the terminal's encoding is.
 
 
 @debezium.command()

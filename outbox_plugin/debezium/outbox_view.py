@@ -19,6 +19,9 @@ _PLACE, _CREATED_AT, _LEADER = map(sql.Identifier, (PLACE, CREATED_AT, LEADER))
 _LEAVE_PUBLICATION = "ALTER PUBLICATION {publication} DROP TABLE {base}"
 _LONGEST_NAME = 63  # The largest number of bytes in a name in Postgres.
 _SHORT_WAITS = "SET lock_timeout = '2s'"  # Because writers of the table wait behind us.
+_UTF_8 = "SET client_encoding = 'UTF8'"  # psql may take the file to be in the encoding of the database or the terminal.
+# Names without a schema mean Postgres's own objects, whatever others may create in the owner's search_path.
+_TRUST_NOBODY, _TRUST_AGAIN = "SET search_path = pg_catalog, pg_temp", "RESET search_path"
 _PLAIN_TEXT = frozenset({"text", "character varying", "uuid", "json", "jsonb"})
 _WHOLE_NUMBERS = frozenset({"smallint", "integer", "bigint"})
 _NUMERIC = re.compile(r"numeric\(\d+,[0-6]\)")  # Java writes smaller fractions with an exponent.
@@ -85,7 +88,7 @@ class OutboxView:
         self._view = identifier(view)
         self.sequence = sql.Identifier(router.schema, _shortened(router.table, "_outbox_place_seq")).as_string()
         self._sequence = self._named("_outbox_place_seq")
-        self._next_place = sql.SQL("nextval({})").format(sql.Literal(self.sequence))
+        self._next_place = sql.SQL("pg_catalog.nextval({})").format(sql.Literal(self.sequence))
         self._select = self._composed_select()
 
     @property
@@ -125,6 +128,8 @@ class OutboxView:
             "leader": _LEADER,
         }
         texts = (
+            _UTF_8,
+            _TRUST_NOBODY,
             _SHORT_WAITS,
             "ALTER TABLE {base}\n    ADD COLUMN IF NOT EXISTS {place} BIGINT,\n"
             "    ADD COLUMN IF NOT EXISTS {created_at} TIMESTAMPTZ,\n    ADD COLUMN IF NOT EXISTS {leader} UUID",
@@ -143,6 +148,7 @@ class OutboxView:
             *self._keeping_function(),
             self._keeping_trigger(),
             sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER outbox_kept").format(self._base),
+            sql.SQL(_TRUST_AGAIN).format(),
         ]
 
     def switch(self) -> list[sql.Composed]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from outbox_plugin import Harvester, Settings
 from outbox_plugin.errors import UserError
 from outbox_plugin.schema.migrate import migrate
-from tests.harvesting import backlog, consume, create_topic, drained
+from tests.harvesting import backlog, consume, create_topic, drained, environment
 from tests.integration.test_debezium import (
     TABLE,
     Connector,
@@ -32,6 +34,7 @@ INSERT = (
     "INSERT INTO outboxevent (id, aggregatetype, aggregateid, payload) VALUES (gen_random_uuid(), 'kind', 'key', '1');"
 )
 DELETED_AT_ONCE = f"BEGIN; {INSERT} DELETE FROM outboxevent; COMMIT"
+JSON = {"value.converter": "org.apache.kafka.connect.json.JsonConverter", "value.converter.schemas.enable": "false"}
 FUNCTION = "CREATE FUNCTION fired() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NEW; END$$;"
 
 
@@ -196,6 +199,40 @@ def test_nobody_else_can_put_a_row_into_the_outbox(outbox: Settings, connector: 
         run(outbox, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+def test_functions_of_others_are_not_called(outbox: Settings, tmp_path: Path) -> None:
+    """They would get each event, with the rights of whoever inserts or reads it."""
+    functions = {"to_json(text)": "json", "convert_to(text, text)": "bytea", "nextval(text)": "bigint"}
+    for function, result in functions.items():
+        body = f"LANGUAGE plpgsql AS $$BEGIN RAISE 'called'; RETURN NULL::{result}; END$$"
+        run(outbox, f"CREATE FUNCTION public.{function} RETURNS {result} {body}")
+    run(outbox, "ALTER TABLE outboxevent ADD at TIMESTAMP")
+    placed = {"transforms.outbox.table.fields.additional.placement": "type:header,type:envelope"}
+    at = {"transforms.outbox.table.field.event.timestamp": "at"}
+    file = written(tmp_path, {**placed, **at, **JSON})
+    prepare(outbox, file)
+    switch(outbox, file)
+    run(outbox, INSERT)
+    assert run(outbox, "SELECT kafka_value FROM outboxevent_relayed") == [('{"payload":"1","type":null}',)]
+
+
+@pytest.mark.parametrize("terminal", ["utf-8", "latin-1"])
+def test_names_are_utf_8_in_whichever_encoding_psql_reads_the_file(
+    outbox: Settings, tmp_path: Path, terminal: str
+) -> None:
+    """Else a header would silently have another name, in a database or at a terminal of another encoding."""
+    file = written(tmp_path, {"transforms.outbox.table.fields.additional.placement": "type:header:größe"})
+    command = [sys.executable, "-m", "outbox_plugin", "debezium", "prepare", str(file)]
+    env = {**environment(outbox), "PYTHONIOENCODING": terminal}
+    printed = subprocess.run(command, env=env, capture_output=True, check=True).stdout
+    with psycopg.connect(outbox.dsn.get_secret_value(), autocommit=True, client_encoding="latin1") as connection:
+        for statement in printed.split(b";\n\n"):
+            connection.execute(statement)
+    migrate(outbox)
+    switch(outbox, file)
+    run(outbox, INSERT)
+    assert run(outbox, "SELECT kafka_header_keys FROM outboxevent_relayed") == [(["id", "größe"],)]
+
+
 def test_a_date_without_end_is_a_header_without_a_value(outbox: Settings, tmp_path: Path) -> None:
     """Else one such row would hold up all keys."""
     columns = {"day": "DATE", "at": "TIMESTAMP", "shortly": "TIMESTAMP(3)", "there": "TIMESTAMPTZ"}
@@ -219,9 +256,7 @@ def test_a_date_without_end_is_a_header_without_a_value(outbox: Settings, tmp_pa
 
 
 def test_only_what_begins_like_json_is_expanded(outbox: Settings, tmp_path: Path) -> None:
-    json = "org.apache.kafka.connect.json.JsonConverter"
-    expanding = {"value.converter": json, "value.converter.schemas.enable": "false"}
-    connector = written(tmp_path, {**expanding, "transforms.outbox.table.expand.json.payload": "true"})
+    connector = written(tmp_path, {**JSON, "transforms.outbox.table.expand.json.payload": "true"})
     prepare(outbox, connector)
     switch(outbox, connector)
     for payload in ('{"a": 1}', "[1]", "123", '"text"', None):

@@ -365,6 +365,11 @@ def test_a_number_with_a_fraction_is_refused_in_an_envelope() -> None:
         OutboxView(router, columns, (), ("shop", "relayed"))
 
 
+def test_the_sql_is_read_as_utf_8_whatever_the_terminal_has() -> None:
+    statements = [each.as_string() for each in OutboxView(routed(), COLUMNS, (), ("shop", "relayed")).preparation()]
+    assert statements[0] == "SET client_encoding = 'UTF8'"
+
+
 def test_names_of_a_long_table_stay_apart() -> None:
     """From each other, and from those of another table that begins with the same letters."""
     names = [
