@@ -58,6 +58,7 @@ _CHANGES_RECORDS = re.compile(
     re.DOTALL,
 )
 _HARMLESS_SKIPS = frozenset({"none", "u", "d", "t"})  # The router publishes only inserted rows.
+_PAYLOAD_FIELD = "payload"  # Of the envelope.
 _UTF_8 = ("utf-8", "utf8")
 # Allowed values of a converter's properties, in any case. Debezium's schemas contain column defaults, so nulls matter.
 _CONVERTER_VALUES = {
@@ -292,12 +293,18 @@ class _Reader:
         for given in filter(None, map(str.strip, self._properties.get(name, "").split(","))):
             column, _, rest = given.partition(":")
             placement, _, alias = rest.partition(":")
-            if not column or placement.lower() not in placed:
+            if not column or placement.lower() not in placed or ":" in alias:
                 raise InvalidConnector(
                     f"{name}: expected column:header, column:envelope or column:partition, and perhaps :name "
                     f"(given: {given!r})"
                 )
             placed[placement.lower()].append(AdditionalColumn(column, alias or column))
+        fields = [_PAYLOAD_FIELD, *(each.name for each in placed["envelope"])]
+        if repeated := next((field for place, field in enumerate(fields) if field in fields[:place]), None):
+            raise InvalidConnector(
+                f"{name}: expected fields with different names in the envelope, which has {_PAYLOAD_FIELD!r}, too "
+                f"(given twice: {repeated!r})"
+            )
         return placed
 
     def _form(self, name: str) -> Form:

@@ -53,10 +53,11 @@ _PLACEMENT = "table.fields.additional.placement"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its name, and its type in Postgres's notation."""
+    """A column of the table: its name, its type in Postgres's notation, and whether Postgres generates its value."""
 
     name: str
     type: str
+    is_generated: bool = False
 
     @property
     def base_type(self) -> str:
@@ -401,6 +402,11 @@ class OutboxView:
         if name not in self._columns:
             raise InvalidConnector(
                 f"{what}: the table {self._router.schema}.{self._router.table} has no column {name!r}"
+            )
+        if self._columns[name].is_generated:
+            raise InvalidConnector(
+                f"{what}: the column {name!r} is generated, and Postgres sends no such column to Debezium: expected "
+                "another column"
             )
         return self._columns[name]
 

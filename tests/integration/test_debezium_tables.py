@@ -233,6 +233,12 @@ def test_names_are_utf_8_in_whichever_encoding_psql_reads_the_file(
     assert run(outbox, "SELECT kafka_header_keys FROM outboxevent_relayed") == [(["id", "größe"],)]
 
 
+def test_a_generated_column_is_refused(outbox: Settings, tmp_path: Path) -> None:
+    """Debezium never gets it."""
+    file = written(tmp_path, {"transforms.outbox.table.fields.additional.placement": "size:header"})
+    assert "the column 'size' is generated" in refused("prepare", outbox, file)
+
+
 def test_a_date_without_end_is_a_header_without_a_value(outbox: Settings, tmp_path: Path) -> None:
     """Else one such row would hold up all keys."""
     columns = {"day": "DATE", "at": "TIMESTAMP", "shortly": "TIMESTAMP(3)", "there": "TIMESTAMPTZ"}

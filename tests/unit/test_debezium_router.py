@@ -35,6 +35,7 @@ COLUMNS = [
     Column("measured", "double precision"),
     Column("at", "timestamp(6) without time zone"),
     Column("there", "timestamp with time zone"),
+    Column("made", "integer", is_generated=True),
 ]
 
 
@@ -142,6 +143,9 @@ def test_all_that_can_be_had_is_read() -> None:
         (of_router("route.topic.replacement"), "$1.${routedByValue}"),
         (of_router("table.fields.additional.placement"), "type:value"),
         (of_router("table.fields.additional.placement"), "type"),
+        (of_router("table.fields.additional.placement"), "type:header:one:two"),
+        (of_router("table.fields.additional.placement"), "type:envelope:payload"),
+        (of_router("table.fields.additional.placement"), "type:envelope,size:envelope:type"),
         (of_router("table.expand.json.payload"), "yes"),
         ("header.converter", JSON),
         ("key.converter", "io.confluent.connect.avro.AvroConverter"),
@@ -341,6 +345,8 @@ def test_a_plug_in_without_publications_is_refused_when_it_comes_to_that() -> No
         (of_router("table.field.event.id"), "no_such", "has no column 'no_such'"),
         (of_router("table.field.event.key"), "measured", "'measured', of the type double precision"),
         (of_router("table.fields.additional.placement"), "measured:header", "'measured' is of the type double"),
+        (of_router("table.fields.additional.placement"), "made:header", "'made' is generated"),
+        (of_router("table.fields.additional.placement"), "made:partition", "'made' is generated"),
         (of_router("table.fields.additional.placement"), "type:envelope", "expected value.converter to be the Json"),
         (of_router("table.fields.additional.placement"), "id:partition", "Debezium takes only an integer"),
         (of_router("route.by.field"), "size", "'size' is of the type integer, expected a text"),

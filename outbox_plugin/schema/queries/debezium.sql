@@ -33,8 +33,8 @@ SELECT WHERE {is_row_secured} AND (
 )
 
 -- name: columns
--- The columns of a table, in their order, each with its type.
-SELECT attname, format_type(atttypid, atttypmod)
+-- The columns of a table, in their order, each with its type, and whether it is generated.
+SELECT attname, format_type(atttypid, atttypmod), attgenerated <> ''
 FROM pg_attribute
 WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
