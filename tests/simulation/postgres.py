@@ -726,12 +726,16 @@ class Store:
         def effect() -> None:
             if not self._is_ours():
                 raise StoreUnavailable("Postgres: the outbox was truncated, or has another number of shards")
+            self.database.marking -= set(self._marking_the_shard())  # They wait for us, and then see the new leader.
             if former := self.database.leaders.get(self._slice.number):
                 self.database.replaced_at.setdefault(former, self.database.scheduler.now)
             self.database.leaders[self._slice.number] = leader_id
             self.database.flush()
 
         self.call("begins to lead", effect)
+
+    def _marking_the_shard(self) -> list[Store]:
+        return [each for each in self.database.marking if each._slice.number == self._slice.number]
 
     def check_leads(self) -> None:
         self.call("confirms that it leads", self._check_leads)
@@ -860,8 +864,7 @@ class MarkingStore(Store):
     """A `Store` for at-least-once delivery, whose term ends when another leader has begun to lead."""
 
     def lead(self, leader_id: str) -> None:
-        same_shard = [each for each in self.database.marking if each._slice.number == self._slice.number]
-        self.database.end_marks(same_shard)
+        self.database.end_marks(self._marking_the_shard())
         super().lead(leader_id)
 
     def control(self) -> Control:

@@ -403,7 +403,7 @@ PLANTS: dict[Plant, Found] = {
     forget_the_ids_in_flight_at_takeover: Found(("repeated",)),
     delete_by_id_alone: Found(("loss",)),
     drop_the_barrier: Found(("order",)),
-    mark_without_leading: Found(("replaced",)),
+    mark_without_leading: Found(("replaced", "sent again")),
     send_what_was_marked_long_ago: Found(("replaced",)),
     put_aside_without_leading: Found(("repeated",), LATE_DEAD_LETTERS),
     prove_rows_by_transaction_ids_alone: Found(("repeated",), REWRITES),
