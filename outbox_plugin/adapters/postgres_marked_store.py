@@ -70,6 +70,7 @@ class PostgresMarkedStore(PostgresShardStore):
 
     def control(self) -> Control:
         """What operators command, and where the ids stand; raises Fenced if another leader leads the shard."""
+        self.maintain_history()
         control = self.session.control()
         with errors_as_unavailable():
             query = self.session.query("mark", "is_leader", leader_id=self._led.leader_id)
@@ -149,8 +150,9 @@ class PostgresMarkedStore(PostgresShardStore):
     def delete(self, mark_id: str, ids: Sequence[int]) -> int:
         """Delete the rows that still carry the mark id. Returns how many there were."""
         values: dict[str, object] = {"ids": list(ids), "mark_id": mark_id, "delivered": DELIVERED}
+        name = "delete_into_history" if self.keeps_history else "delete"
         with errors_as_unavailable():
-            deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", "delete", **values)]))
+            deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", name, **values)]))
             if deleted < len(ids):  # Another leader may have marked some. A trigger or a policy has kept the others.
                 query = self.session.query("mark", "keep_delivered", **values)
                 if left := sum(self.session.delete(["durable"], [query])):

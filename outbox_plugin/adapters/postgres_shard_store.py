@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psycopg
+
 from outbox_plugin.adapters import postgres_bad_rows
+from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import PostgresSession
@@ -13,8 +16,11 @@ from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import RecordLimit
 from outbox_plugin.core.shards import Layout
-from outbox_plugin.errors import Fenced
+from outbox_plugin.errors import Fenced, StoreUnavailable
+from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.settings import Settings
+
+logger = logger_of("outbox_plugin.harvester")
 
 
 class PostgresShardStore:
@@ -24,7 +30,7 @@ class PostgresShardStore:
         """Connect, and see who the outbox is.
 
         Args:
-            settings: which outbox.
+            settings: which outbox, and how long published rows are kept.
             shard: one of those of `layout`.
             layout: that the term begins with.
 
@@ -37,6 +43,30 @@ class PostgresShardStore:
         self._rows = RowReader(self.session)
         self._limit = RecordLimit(largest_record_bytes(settings))
         self._leadership: Leadership | None = None
+        self._history = HistoryPartitions(settings) if settings.retention else None
+        try:
+            self.maintain_history()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether rows that are deleted go into the history."""
+        return self._history is not None
+
+    def maintain_history(self) -> None:
+        """Make and drop the partitions of the history. It runs on the reader, so a purge never waits for it.
+
+        An error of Postgres does not end the term. If the partition of a day is missing in the end, the purge fails.
+        """
+        if self._history:
+            try:
+                self._history.maintain(self.session.reader)
+            except psycopg.Error as error:
+                if self.session.reader.closed:
+                    raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
+                logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
 
     @property
     def identity(self) -> OutboxIdentity:

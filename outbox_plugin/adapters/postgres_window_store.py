@@ -16,7 +16,6 @@ import psycopg
 from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.backlog_keys import BacklogKeys
 from outbox_plugin.adapters.deferred_columns import read_deferred_columns
-from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.leadership import Leadership
 from outbox_plugin.adapters.postgres_session import Query
 from outbox_plugin.adapters.postgres_shard_store import PostgresShardStore
@@ -29,11 +28,9 @@ from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
-from outbox_plugin.printable import logger_of, one_line
 from outbox_plugin.schema.connection import cancel_until_ended, connect, errors_as_unavailable, pipeline
 from outbox_plugin.settings import Settings
 
-logger = logger_of("outbox_plugin.harvester")
 _EACH = -1  # Each value and each array has more bytes.
 _READS = 20  # Reads in a row whose rows are all deleted or changed meanwhile, before an error is raised.
 END_SECONDS = 10.0  # How long a cancelled statement is waited for. After that, it is left to its thread.
@@ -57,16 +54,10 @@ class PostgresWindowStore(PostgresShardStore):
         """
         super().__init__(settings, shard, layout)
         self._live_rows = RowReader(self.session)
-        self._history = HistoryPartitions(settings) if settings.retention else None
         self._keys_connection: psycopg.Connection[Any] | None = None  # While `key_hashes_up_to` reads.
         self._keys_read = threading.Event()  # Not set while `key_hashes_up_to` reads, and while it connects.
         self._keys_read.set()
         self._keys_are_wanted = True
-        try:
-            self._maintain_history()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def layout(self) -> Layout:
@@ -75,21 +66,8 @@ class PostgresWindowStore(PostgresShardStore):
 
     def control(self) -> Control:
         """What operators command, and where the ids stand."""
-        self._maintain_history()
+        self.maintain_history()
         return self.session.control()
-
-    def _maintain_history(self) -> None:
-        """Make and drop the partitions of the history. It runs on the reader, so a purge never waits for it.
-
-        An error of Postgres does not end the term. If the partition of a day is missing in the end, the purge fails.
-        """
-        if self._history:
-            try:
-                self._history.maintain(self.session.reader)
-            except psycopg.Error as error:
-                if self.session.reader.closed:
-                    raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
-                logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
 
     def lead(self, leader_id: str) -> None:
         """Let no earlier leader of the shard park or dead-letter rows any more; durable when it returns."""
@@ -307,7 +285,7 @@ class PostgresWindowStore(PostgresShardStore):
         )
 
     def _conditional_query(self, name: str, condition: str, **values: object) -> Query:
-        name = "purge_into_history" if self._history and name == "purge" else name
+        name = "purge_into_history" if self.keeps_history and name == "purge" else name
         return self.session.with_values(self.session.statement("window", name, (condition,)), values)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -97,10 +97,11 @@ def test_bytes_are_keys_and_keep_their_order(outbox: Settings, tmp_path: Path, d
     assert len(found) == 3 * len(keys)
 
 
-def test_published_rows_are_kept_with_their_timestamps(outbox: Settings, tmp_path: Path) -> None:
+@EITHER
+def test_published_rows_are_kept_with_their_timestamps(outbox: Settings, tmp_path: Path, delivery: Delivery) -> None:
     run(outbox, "ALTER TABLE outboxevent ADD at TIMESTAMP")
-    settings, _ = switched(outbox, tmp_path, "exactly-once", {TIMESTAMP: "at"})
-    settings = settings.model_copy(update={"retention": "1 day"})
+    settings, _ = switched(outbox, tmp_path, delivery, {TIMESTAMP: "at"})
+    settings = settings.model_copy(update={"retention": timedelta(days=1)})
     insert(settings, at=datetime(2026, 1, 2))
     with Harvester(settings):
         drained(settings)

@@ -99,8 +99,8 @@ def test_a_shard_that_is_not_there_cannot_be_paused(settings: Settings) -> None:
     assert not read_status(settings).shards[0].paused
 
 
-def test_published_rows_are_kept_by_day_and_emitted_again(settings: Settings, topic: str) -> None:
-    kept = settings.model_copy(update=SEVEN_DAYS)
+def test_published_rows_are_kept_by_day_and_emitted_again(either: Settings, topic: str) -> None:
+    kept = either.model_copy(update=SEVEN_DAYS)
     with Harvester(kept):
         insert(kept, topic, [("a", "1"), ("b", "1"), ("a", "2")])
         drained(kept)
@@ -124,10 +124,10 @@ def test_a_replay_that_finds_nothing_says_what_keeps_events(settings: Settings, 
     assert "OUTBOX_RETENTION" in said.stderr
 
 
-def test_bytes_are_kept_put_aside_and_emitted_again_as_they_are(settings: Settings, topic: str) -> None:
+def test_bytes_are_kept_put_aside_and_emitted_again_as_they_are(either: Settings, topic: str) -> None:
     """An outbox whose values are BYTEA."""
-    kept = settings.model_copy(update={**SEVEN_DAYS, "bad_rows": "dead-letter"})
-    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+    kept = either.model_copy(update={**SEVEN_DAYS, "bad_rows": "dead-letter"})
+    with psycopg.connect(either.dsn.get_secret_value()) as connection:
         connection.execute("ALTER TABLE outbox ALTER kafka_value TYPE bytea USING convert_to(kafka_value, 'UTF8')")
         connection.execute(
             "INSERT INTO outbox (kafka_topic, kafka_key, kafka_value, kafka_header_keys) "
@@ -137,7 +137,7 @@ def test_bytes_are_kept_put_aside_and_emitted_again_as_they_are(settings: Settin
     with Harvester(kept):
         drained(kept)
         eventually(lambda: operate.dead_letters(kept), 30)
-        with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        with psycopg.connect(either.dsn.get_secret_value()) as connection:
             connection.execute("UPDATE outbox_dead_letter SET kafka_header_keys = '{}'")
         assert operate.retry_dead_letters(kept) == 1
         drained(kept)

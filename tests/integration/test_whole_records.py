@@ -289,8 +289,9 @@ def test_a_dead_letter_stays_where_the_table_has_lost_the_columns_for_it(
     assert backlog(settings) == 0
 
 
-def test_what_is_kept_is_replayed_as_it_was(settings: Settings, topic: str) -> None:
-    kept = settings.model_copy(update={"retention": timedelta(days=1)})
+@EITHER
+def test_what_is_kept_is_replayed_as_it_was(either: Settings, topic: str) -> None:
+    kept = either.model_copy(update={"retention": timedelta(days=1)})
     headers = (("a", NO_TEXT), ("a", None))
     emit(
         kept,
