@@ -92,9 +92,7 @@ class PostgresMarkedStore(PostgresShardStore):
 
         `mark_id` may change within a term; the statement marks nothing once another leader leads the shard.
         """
-        conditions, values = self._rows.conditions(request)
-        conditions = *conditions, "not_marked", "of_this_leader"
-        values |= {"mark_id": mark_id, "leader_id": self._led.leader_id, "delivered": DELIVERED}
+        conditions, values = self._marking(mark_id, request)
         values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}
         session = self.session
         marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
@@ -106,6 +104,18 @@ class PostgresMarkedStore(PostgresShardStore):
                 raise
             return self._mark_apart(marking, conditions, values, request.limit)
         return self._completed(rows) if any(column(rows, "create_time")) else rows
+
+    def has_unmarked(self, mark_id: str, request: ReadRequest) -> bool:
+        """Whether there are rows that `mark` would mark."""
+        conditions, values = self._marking(mark_id, request)
+        with errors_as_unavailable():
+            return bool(self._rows.ids("earliest_ids", conditions, {**values, "limit": 1}))
+
+    def _marking(self, mark_id: str, request: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
+        """The conditions of a mark, and their values."""
+        conditions, values = self._rows.conditions(request)
+        values |= {"mark_id": mark_id, "leader_id": self._led.leader_id, "delivered": DELIVERED}
+        return (*conditions, "not_marked", "of_this_leader"), values
 
     def _mark_apart(
         self, marking: tuple[bytes, bytes], conditions: tuple[str, ...], values: dict[str, object], limit: int

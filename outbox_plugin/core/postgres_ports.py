@@ -239,8 +239,13 @@ class MarkedStore(ShardStore, Protocol):
     def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         """Mark the earliest rows of the request that do not carry this mark id, and return them, ascending by id.
 
-        Returns fewer rows if they are large. The request need not name rows in flight, because they carry the mark id.
+        Returns fewer rows if they are large, or if somebody deletes some of them meanwhile; perhaps none, though there
+        are others. The request need not name rows in flight, because they carry the mark id.
         """
+        ...
+
+    def has_unmarked(self, mark_id: str, request: ReadRequest) -> bool:
+        """Whether there are rows that `mark` would mark."""
         ...
 
     def delete(self, mark_id: str, ids: Sequence[int]) -> int:

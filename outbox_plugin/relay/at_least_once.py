@@ -23,6 +23,7 @@ from outbox_plugin.core.parked_keys import ParkedKeys
 from outbox_plugin.core.poll_schedule import Read
 from outbox_plugin.core.postgres_ports import Control, MarkedStore, ReadRequest, WakeUp
 from outbox_plugin.core.row import OutboxRow, Rows, column, fields_of
+from outbox_plugin.errors import StoreUnavailable
 from outbox_plugin.relay.bad_row_handler import BadRowHandler
 from outbox_plugin.relay.events import (
     Observer,
@@ -38,6 +39,7 @@ from outbox_plugin.relay.timed_calls import AnswerWait, took
 MARKS_AHEAD = 1
 # No batch is sent while there are so many. The last batch before that may exceed them.
 UNPURGED_ROWS = 2 * ROWS_PER_MARK
+MARKS_OF_VANISHED_ROWS = 20  # So many marks in a row may return nothing though there are rows.
 CONFIRM_SECONDS = 0.5  # A follower waits for twice as long before it takes over.
 
 
@@ -91,6 +93,7 @@ class AtLeastOnce:
         source = Source(self._control, self._rows_are_released, self._request, self._mark_rows, store.snapshot)
         self._poller = Poller(shard, source, self._tasks, wake_up, observe)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
+        self._found_nothing: ReadRequest | None = None  # The last request, if there were no rows to mark.
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
         self._parked = ParkedKeys()
@@ -144,11 +147,23 @@ class AtLeastOnce:
             return ReadRequest(ROWS_PER_MARK, read.ids, excluded_keys=self._parked.keys | self._held.keys)
 
     def _mark_rows(self, request: ReadRequest) -> Sequence[OutboxRow]:
-        asked_at = self._runtime.now()
-        rows = self._store.mark(self._marking_id, request)
-        if rows:
-            self._confirmed_at = asked_at
-        return rows
+        """Mark the earliest rows of the request; none if there are none.
+
+        An earlier leader may delete what it has delivered just when a mark has found these rows. The mark then returns
+        none, though other rows follow, which later rows must not overtake.
+        """
+        for _ in range(MARKS_OF_VANISHED_ROWS):
+            asked_at = self._runtime.now()
+            if rows := self._store.mark(self._marking_id, request):
+                self._found_nothing = None
+                self._confirmed_at = asked_at
+                return rows
+            if request == self._found_nothing or not self._store.has_unmarked(self._marking_id, request):
+                self._found_nothing = request
+                return ()
+        raise StoreUnavailable(
+            "Postgres: rows are found, and none of them can be marked; does a trigger of the table prevent updates?"
+        )
 
     def _wait_for_room(self) -> bool:
         """Waits until rows may be marked; False when the term is to end."""

@@ -87,6 +87,28 @@ def test_a_slow_mark_of_a_leader_that_was_replaced_takes_no_mark_from_its_succes
         assert new.delete(NEW, list(column(marked, "id"))) == 2
 
 
+def test_a_mark_whose_rows_their_last_leader_deletes_says_that_others_are_left(settings: Settings) -> None:
+    """It waits for the rows that are being deleted, and marks none in their place."""
+    insert(settings, "t", [("k", str(number)) for number in range(4)])
+    layout, earliest_two = layout_of(settings), ReadRequest(2)
+    found: list[list[int]] = []
+    with (
+        closing(PostgresMarkedStore(settings, 0, layout)) as new,
+        psycopg.connect(settings.dsn.get_secret_value()) as last_leader,
+    ):
+        new.lead(NEW)
+        last_leader.execute("DELETE FROM outbox WHERE id <= 2")
+        thread = threading.Thread(target=lambda: found.append(list(column(new.mark(NEW, earliest_two), "id"))))
+        thread.start()
+        eventually(lambda: sessions_waiting_for_a_lock(settings), 10)
+        last_leader.commit()
+        thread.join(90)
+        assert found == [[]]
+        assert new.has_unmarked(NEW, earliest_two)
+        assert list(column(new.mark(NEW, earliest_two), "id")) == [3, 4]
+        assert not new.has_unmarked(NEW, earliest_two)
+
+
 def with_shards(settings: Settings, shards: int) -> Layout:
     """Another number of shards, as a harvester that starts registers it. Returns the layout."""
     settings = settings.model_copy(update={"shards": shards})

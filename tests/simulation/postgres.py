@@ -781,13 +781,19 @@ class Store:
         self.call(f"dead_letters {[each.row.id for each in bad]}", effect)
         return ()
 
+    def has_unmarked(self, mark_id: str, request: ReadRequest) -> bool:
+        return self.call("asks for rows to mark", lambda: bool(self._to_mark(mark_id, request)))
+
+    def _to_mark(self, mark_id: str, request: ReadRequest) -> list[Row]:
+        if not self._is_ours() or not self._leads():
+            return []
+        rows, transactions = self._slice_of(request.excluded_keys), self.database.open
+        behind = [row for row in rows if is_in(row.id, request.ids, transactions)]
+        return [row for row in behind if row.leader_id != mark_id][: request.limit]
+
     def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         def find() -> list[Row]:
-            if not self._is_ours() or not self._leads():
-                return []
-            rows, transactions = self._slice_of(request.excluded_keys), self.database.open
-            behind = [row for row in rows if is_in(row.id, request.ids, transactions)]
-            return [row for row in behind if row.leader_id != mark_id][: request.limit]
+            return self._to_mark(mark_id, request)
 
         def mark(found: Sequence[Row]) -> list[OutboxRow]:
             for row in found:

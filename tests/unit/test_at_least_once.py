@@ -17,9 +17,9 @@ from outbox_plugin.core.ordering_key import OrderingKey, OrderingKeys
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow
-from outbox_plugin.errors import Fenced, Refusal
+from outbox_plugin.errors import Fenced, Refusal, StoreUnavailable
 from outbox_plugin.relay.at_least_once import AtLeastOnce
-from outbox_plugin.relay.events import HarvestEvent, RowsParked
+from outbox_plugin.relay.events import HarvestEvent, RowsParked, RowsRead
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.settings import Settings
 from tests.support import eventually
@@ -62,6 +62,10 @@ class Store:
             ids = [id_ for id_ in self.rows if self._marks.get(id_) != mark_id][:100]
             self._marks |= dict.fromkeys(ids, mark_id)
         return [OutboxRow(id_, 0, "t", str(id_), "v", [], [], 0) for id_ in ids]
+
+    def has_unmarked(self, mark_id: str, wanted: ReadRequest) -> bool:
+        with self._lock:
+            return any(self._marks.get(id_) != mark_id for id_ in self.rows)
 
     def delete(self, mark_id: str, ids: Sequence[int]) -> int:
         return len(ids)
@@ -171,3 +175,46 @@ def test_who_leads_is_asked_after_topics_have_been_looked_up(
 @pytest.fixture
 def settings_of_nobody() -> Settings:
     return Settings(dsn="postgresql://127.0.0.1:1/none", bootstrap_servers="127.0.0.1:1", delivery="at-least-once")
+
+
+class Vanishing(Store):
+    """Somebody deletes the earliest two rows while the first mark, of two rows, waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = dict.fromkeys(range(1, 5))
+        self.keeps_all = False  # Whether no row can be marked, as with a trigger that prevents it.
+
+    def mark(self, mark_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+        if self.keeps_all:
+            return ()
+        if 1 in self.rows:
+            del self.rows[1], self.rows[2]
+            return ()
+        return super().mark(mark_id, wanted)
+
+
+def test_a_mark_whose_rows_have_vanished_is_repeated_before_later_rows_are_marked() -> None:
+    store, reads = Vanishing(), list[int]()
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, RowsRead):
+            reads.append(event.rows)
+
+    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), observe, bad_rows="dead-letter")
+    relay.take_over()
+    term = threading.Thread(target=relay.run)
+    term.start()
+    eventually(lambda: not store.rows, 30)
+    relay.stop()
+    term.join(90)
+    assert reads[0] == 2
+
+
+def test_a_term_ends_with_the_reason_where_no_row_can_be_marked() -> None:
+    store = Vanishing()
+    store.keeps_all = True
+    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), lambda _: None)
+    relay.take_over()
+    with pytest.raises(StoreUnavailable, match="does a trigger of the table prevent updates"):
+        relay.run()
