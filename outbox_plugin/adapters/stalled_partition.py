@@ -34,7 +34,7 @@ def why_stalled(
         should_wait: returns whether waiting for an answer still makes sense; called now and then.
     """
     found = _partitions(producer, topic, should_wait).get(partition)
-    return None if found is None else _why(found, lambda: _least_in_sync(settings, topic, should_wait))
+    return None if found is None else _why(found, _least_in_sync(found, settings, topic, should_wait))
 
 
 def why_without_coordinator(
@@ -61,8 +61,8 @@ def why_without_coordinator(
     found = partitions.get(coordinator_partition(transactional_id, len(partitions)))
     if found is None:
         return None
-    least = None if _has_all_in_sync(found) else _least_in_sync(settings, TRANSACTION_STATE_TOPIC, should_wait)
-    reason = _why(found, lambda: least)
+    least = _least_in_sync(found, settings, TRANSACTION_STATE_TOPIC, should_wait)
+    reason = _why(found, least)
     if reason is None and least is None and is_suspect and not _has_all_in_sync(found):
         in_sync = f"{len(found.isrs)} of {len(found.replicas)} replicas in sync"
         reason = f"partition {found.id} has {in_sync}, and its min.insync.replicas may ask for more"
@@ -101,7 +101,7 @@ def _without_leader(topics: Mapping[str, TopicMetadata], is_meant: Callable[[str
     for topic, metadata in sorted(topics.items()):
         leaderless = [each for each in metadata.partitions.values() if each.leader < 0]
         if leaderless and is_meant(topic):
-            yield from (f"topic {topic}: {_why(each, lambda: None)}" for each in leaderless)
+            yield from (f"topic {topic}: {_why(each, None)}" for each in leaderless)
 
 
 def _out_of_sync(
@@ -116,7 +116,7 @@ def _out_of_sync(
             led = [each for each in metadata.partitions.values() if each.leader >= 0 and not _has_all_in_sync(each)]
             if led and should_wait() and is_meant(topic):
                 least = admin.least_in_sync(topic, should_wait)
-                reasons = (_why(each, lambda least=least: least) for each in led)  # type: ignore[misc]
+                reasons = (_why(each, least) for each in led)
                 yield from (f"topic {topic}: {reason}" for reason in reasons if reason is not None)
 
 
@@ -129,9 +129,11 @@ def _partitions(producer: Producer, topic: str, should_wait: Callable[[], bool])
     return {} if metadata is None else metadata.partitions
 
 
-def _least_in_sync(settings: Settings, topic: str, should_wait: Callable[[], bool]) -> int | None:
-    """How many replicas must be in sync; None if Kafka does not tell us."""
-    if not should_wait():
+def _least_in_sync(
+    found: PartitionMetadata, settings: Settings, topic: str, should_wait: Callable[[], bool]
+) -> int | None:
+    """How many replicas must be in sync; None if that does not matter to the partition, or if Kafka does not say."""
+    if found.leader < 0 or _has_all_in_sync(found) or not should_wait():
         return None
     try:
         with closing(KafkaAdmin(settings)) as admin:
@@ -144,10 +146,11 @@ def _has_all_in_sync(found: PartitionMetadata) -> bool:
     return len(found.isrs) == len(found.replicas)
 
 
-def _why(found: PartitionMetadata, least_in_sync: Callable[[], int | None]) -> str | None:
-    """Why the partition takes no records; None if it may take them. The least number in sync is asked for if needed."""
+def _why(found: PartitionMetadata, least_in_sync: int | None) -> str | None:
+    """Why the partition takes no records; None if it may take them."""
     if found.leader < 0:
         return f"no broker leads partition {found.id} now"
-    if _has_all_in_sync(found) or (least := least_in_sync()) is None or len(found.isrs) >= least:
+    if _has_all_in_sync(found) or least_in_sync is None or len(found.isrs) >= least_in_sync:
         return None
-    return f"partition {found.id} has {len(found.isrs)} replica(s) in sync, and its min.insync.replicas is {least}"
+    in_sync = f"{len(found.isrs)} replica(s) in sync"
+    return f"partition {found.id} has {in_sync}, and its min.insync.replicas is {least_in_sync}"

@@ -88,15 +88,20 @@ class RefusingLog:
         """Nothing is open."""
 
 
-def test_a_term_does_not_remember_its_dead_letters() -> None:
-    store = Store()
-    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), lambda _: None, bad_rows="dead-letter")
+def run_until_empty(relay: AtLeastOnce, store: Store) -> None:
+    """Run a whole term, until the store has no rows."""
     relay.take_over()
     term = threading.Thread(target=relay.run)
     term.start()
     eventually(lambda: not store.rows, 30)
     relay.stop()
     term.join(90)
+
+
+def test_a_term_does_not_remember_its_dead_letters() -> None:
+    store = Store()
+    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), lambda _: None, bad_rows="dead-letter")
+    run_until_empty(relay, store)
     kept = {name: len(each) for name, each in vars(relay).items() if isinstance(each, set | dict | list | deque)}
     assert max(kept.values()) <= 100, kept
 
@@ -202,12 +207,7 @@ def test_a_mark_whose_rows_have_vanished_is_repeated_before_later_rows_are_marke
             reads.append(event.rows)
 
     relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), observe, bad_rows="dead-letter")
-    relay.take_over()
-    term = threading.Thread(target=relay.run)
-    term.start()
-    eventually(lambda: not store.rows, 30)
-    relay.stop()
-    term.join(90)
+    run_until_empty(relay, store)
     assert reads[0] == 2
 
 
