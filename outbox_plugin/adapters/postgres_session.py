@@ -122,6 +122,7 @@ class PostgresSession:
                 conditions=sql.SQL("\n  ").join(parts),
                 header_bytes=sql.SQL("({})").format(statement("window", "header_bytes", self._table)),
                 key_hash=sql.SQL("({})").format(statement("window", "key_hash", self._table)),
+                keep_gone=statement("history", "keep_gone", self._table, **self._whole_record_parts),
                 notice_hidden_rows=self._notice_hidden_rows,
                 **self._whole_record_parts,
             )

@@ -58,7 +58,7 @@ _CHANGES_RECORDS = re.compile(
     re.DOTALL,
 )
 _HARMLESS_SKIPS = frozenset({"none", "u", "d", "t"})  # The router publishes only inserted rows.
-_PAYLOAD_FIELD = "payload"  # Of the envelope.
+PAYLOAD_FIELD = "payload"  # Of the envelope.
 _UTF_8 = ("utf-8", "utf8")
 # Allowed values of a converter's properties, in any case. Debezium's schemas contain column defaults, so nulls matter.
 _CONVERTER_VALUES = {
@@ -299,10 +299,10 @@ class _Reader:
                     f"(given: {given!r})"
                 )
             placed[placement.lower()].append(AdditionalColumn(column, alias or column))
-        fields = [_PAYLOAD_FIELD, *(each.name for each in placed["envelope"])]
+        fields = [PAYLOAD_FIELD, *(each.name for each in placed["envelope"])]
         if repeated := next((field for place, field in enumerate(fields) if field in fields[:place]), None):
             raise InvalidConnector(
-                f"{name}: expected fields with different names in the envelope, which has {_PAYLOAD_FIELD!r}, too "
+                f"{name}: expected fields with different names in the envelope, which has {PAYLOAD_FIELD!r}, too "
                 f"(given twice: {repeated!r})"
             )
         return placed

@@ -11,7 +11,7 @@ from hashlib import sha256
 from psycopg import sql
 
 from outbox_plugin.core.whole_record import MAX_HEX_BYTES, WHOLE_RECORD_HEADER
-from outbox_plugin.debezium.event_router import EventRouter, Form, InvalidConnector
+from outbox_plugin.debezium.event_router import PAYLOAD_FIELD, EventRouter, Form, InvalidConnector
 from outbox_plugin.schema.statements import identifier
 
 PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
@@ -311,7 +311,7 @@ class OutboxView:
 
     def _in_envelope(self, payload: sql.Composable) -> sql.Composable:
         """An object with the payload and the other columns, as the JsonConverter writes it."""
-        parts = [sql.Literal('{"payload":'), payload]
+        parts = [sql.Literal(f'{{"{PAYLOAD_FIELD}":'), payload]
         for field in self._router.envelope:
             column = self._column(_PLACEMENT, field.column)
             if column.base_type not in _AS_TEXT:  # A number with a fraction is written in Base64, for example.

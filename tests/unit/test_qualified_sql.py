@@ -22,6 +22,7 @@ PARTS = {
     "conditions": "",
     "more_columns": "",
     "replayed_columns": "",
+    "keep_gone": "SELECT 1",
     "role": "a_role",
     "schema": "a_schema",
 }

@@ -3,6 +3,14 @@
 -- do.
 SELECT {outbox_history_days}(%(keep)s::interval)
 
+-- name: keep_gone
+-- The end of a statement whose part `gone` has deleted published rows: they are moved to the history.
+INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
+                              kafka_header_keys, kafka_header_values {more_columns})
+SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value || ''), kafka_header_keys,
+       kafka_header_values {more_columns}
+FROM gone
+
 -- name: replay
 -- Emit kept rows again, in their order. A header holds the id that each row had.
 INSERT INTO {outbox} (create_time, kafka_topic, kafka_key, kafka_value, kafka_header_keys, kafka_header_values

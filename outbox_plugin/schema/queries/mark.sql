@@ -77,11 +77,7 @@ DELETE FROM {outbox} WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s
 -- name: delete_into_history
 -- Like `delete`, but the rows are moved to the history.
 WITH gone AS (DELETE FROM {outbox} AS old WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s RETURNING old.*)
-INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
-                              kafka_header_keys, kafka_header_values {more_columns})
-SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value || ''), kafka_header_keys,
-       kafka_header_values {more_columns}
-FROM gone
+{keep_gone}
 
 -- name: keep_delivered
 -- Give the id of delivered rows to rows that a deletion has left behind, so that nobody marks them again. Only rows that still

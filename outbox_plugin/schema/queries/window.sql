@@ -260,11 +260,7 @@ WITH gone AS (
       {conditions}
     RETURNING old.*
 )
-INSERT INTO {outbox_history} (table_name, id, published_at, create_time, kafka_topic, kafka_key, kafka_value,
-                              kafka_header_keys, kafka_header_values {more_columns})
-SELECT %(table)s, id, now(), create_time, kafka_topic, kafka_key, {outbox_bytes}(kafka_value || ''), kafka_header_keys,
-       kafka_header_values {more_columns}
-FROM gone
+{keep_gone}
 
 -- name: not_deleted
 -- The rows that meet the conditions of a purge, but that it did not delete.
