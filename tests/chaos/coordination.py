@@ -16,13 +16,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from confluent_kafka import Producer
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from outbox_plugin.coordination import Admin
@@ -31,6 +35,7 @@ from tests.chaos.coordination_referee import (
     SETTLE_SECONDS,
     Findings,
     Plan,
+    Restart,
     Run,
     Strike,
     broken_promises,
@@ -147,10 +152,11 @@ def run(plan: Plan, bootstrap_servers: str, folder: Path) -> Findings:
     workers = [Worker(number, plan, bootstrap_servers, topic, folder) for number in range(plan.instances)]
     writer = threading.Thread(target=_write, args=(plan, bootstrap_servers, topic), name="outbox-writer")
     writer.start()
-    prompt: list[tuple[Run, Run]] = []
+    prompt: list[Restart] = []
     strikes: list[Strike] = []
     try:
-        _disturb(plan, workers, found, prompt, strikes)
+        with ThreadPoolExecutor(plan.instances) as peers:
+            _disturb(plan, workers, found, prompt, strikes, lambda: peers.submit(_read_log, bootstrap_servers, topic))
         writer.join()
         _drain(plan, bootstrap_servers, topic)
         codes = [worker.terminate() for worker in workers]
@@ -200,8 +206,26 @@ def _widen(bootstrap_servers: str, producer: Producer, topic: str, partitions: i
     eventually(lambda: len(producer.list_topics(topic, timeout=10).topics[topic].partitions) == partitions, 60)
 
 
+def _read_log(bootstrap_servers: str, topic: str) -> float:
+    """The seconds in which a plain consumer starts and reads the coordination topic to its end."""
+    began = time.monotonic()
+    with closing(KafkaConsumer({"bootstrap.servers": bootstrap_servers, "group.id": "peer"})) as consumer:
+        log = f"{topic}-claims"
+        partitions = [TopicPartition(log, each, 0) for each in consumer.list_topics(log).topics[log].partitions]
+        left = sum(consumer.get_watermark_offsets(each)[1] for each in partitions)
+        consumer.assign(partitions)
+        while left > 0:
+            left -= len(consumer.consume(10_000, 1))
+    return time.monotonic() - began
+
+
 def _disturb(
-    plan: Plan, workers: list[Worker], found: Findings, prompt: list[tuple[Run, Run]], strikes: list[Strike]
+    plan: Plan,
+    workers: list[Worker],
+    found: Findings,
+    prompt: list[Restart],
+    strikes: list[Strike],
+    start_peer: Callable[[], Future[float]],
 ) -> None:
     """Kill, stop, hold, end and start again, at random, never more than half of them at a time."""
     dice = random.Random(plan.seed)
@@ -214,7 +238,7 @@ def _disturb(
             if worker.wakes and time.monotonic() > worker.wakes:
                 worker.wake()
                 if (before := killed.pop(worker, None)) is not None:
-                    prompt.append((before, worker.runs[-1]))
+                    prompt.append(Restart(before, worker.runs[-1], start_peer()))
         if time.monotonic() > next_one and sum(bool(each.wakes) for each in workers) < plan.instances // 2:
             if not (calm := [each for each in workers if not each.wakes and each.has_begun()]):
                 time.sleep(0.02)
