@@ -88,7 +88,8 @@ def test_an_alert_fires_and_the_runbook_ends_it(
     )
     prometheus = Prometheus(program, tmp_path, [f"127.0.0.1:{port}" for port in ports])
     try:
-        with harvesters(first, tmp_path / "first"), harvesters(second, tmp_path / "second"):
+        with harvesters(first, tmp_path / "first") as [one], harvesters(second, tmp_path / "second") as [other]:
+            eventually(lambda: one.leads() or other.leads(), 60)
             eventually(lambda: prometheus.scraped() == 2, 60)
             eventually(lambda: prometheus.state("OutboxNoLeader") == "inactive", 60)
             insert_numbered(settings, topic, 1, 10)
