@@ -199,7 +199,7 @@ def test_a_restart_goes_on_with_its_claims_at_once(
 ) -> None:
     """The first run dies: nothing is released, and nobody takes its claims, as it has hardly gone."""
     write(range(600))
-    interval = 2 * INTERVAL
+    interval = 4 * INTERVAL
     others = start("other", heartbeat_interval_seconds=interval)
     first = start("one", heartbeat_interval_seconds=interval)
     eventually(lambda: held(others, first) == [3, 3], 40)
