@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 
 import psycopg
@@ -18,7 +19,7 @@ from outbox_plugin.core.row import OutboxRow, RecordLimit, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import errors_as_unavailable
+from outbox_plugin.schema.connection import errors_as_unavailable, is_connection_lost
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
@@ -158,16 +159,35 @@ class PostgresMarkedStore(PostgresShardStore):
         ]
 
     def delete(self, mark_id: str, ids: Sequence[int]) -> int:
-        """Delete the rows that still carry the mark id. Returns how many there were."""
+        """Delete the rows that still carry the mark id. Returns how many there were.
+
+        Raises:
+            StoreUnavailable: Postgres is away, or rows cannot be deleted. Nobody marks these again: they are published.
+        """
         values: dict[str, object] = {"ids": list(ids), "mark_id": mark_id, "delivered": DELIVERED}
         name = "delete_into_history" if self.keeps_history else "delete"
         with errors_as_unavailable():
-            deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", name, **values)]))
-            if deleted < len(ids):  # Another leader may have marked some. A trigger or a policy has kept the others.
-                query = self.session.query("mark", "keep_delivered", **values)
-                if left := sum(self.session.delete(["durable"], [query])):
-                    raise self.session.cannot_delete(left)
+            try:
+                deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", name, **values)]))
+            except psycopg.Error as error:
+                if is_connection_lost(error):
+                    raise
+                self._keep_after_error(values)
+                raise self.session.deletion_failed(error, into_history=self.keeps_history) from error
+            # Another leader may have marked some. A trigger or a policy has kept the others.
+            if deleted < len(ids) and (left := self._keep(values)):
+                raise self.session.cannot_delete(left)
         return deleted
+
+    def _keep(self, values: dict[str, object]) -> int:
+        """Let nobody mark the published rows again. Returns how many there are."""
+        return sum(self.session.delete(["durable"], [self.session.query("mark", "keep_delivered", **values)]))
+
+    def _keep_after_error(self, values: dict[str, object]) -> None:
+        """As `_keep`. Where Postgres refuses that, too, they are marked again, and repeated."""
+        if values["mark_id"] != DELIVERED:
+            with suppress(psycopg.Error):
+                self._keep(values)
 
     def reset(self, mark_id: str, ids: Sequence[int]) -> None:
         """Take the mark id off the rows again, where they still carry it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -86,6 +87,36 @@ def test_rows_that_cannot_be_deleted_are_published_once_and_hold_the_rest_back(
         run(settings, LET_GO[prevent])
         drained(settings)
     assert by_key(consume(settings, topic)) == {"a": ["1", *(value for _, value in later), "3"], "b": ["1"]}
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_rows_that_the_history_refuses_are_published_once_and_hold_the_rest_back(
+    settings: Settings, topic: str, delivery: Delivery
+) -> None:
+    run(settings, "ALTER TABLE outbox_history ADD CONSTRAINT no_more CHECK (kafka_key <> 'a')")
+    insert(settings, topic, [("a", "1"), ("b", "1")])
+    ends: list[str | None] = []
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, TermFinished):
+            ends.append(event.reason)
+
+    kept = settings.model_copy(update={"delivery": delivery, "retention": timedelta(days=1)})
+    with Harvester(kept, observe=observe):
+        eventually(lambda: len(ends) >= 3, 60)
+        insert(settings, topic, [("a", "2")])
+        eventually(lambda: len(ends) >= 4, 60)
+        assert all("cannot be moved to outbox_history" in str(reason) and "no_more" in str(reason) for reason in ends)
+        run(settings, "ALTER TABLE outbox_history DROP CONSTRAINT no_more")
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"a": ["1", "2"], "b": ["1"]}
+    assert kept_values(settings) == ["1", "1", "2"]
+
+
+def kept_values(settings: Settings) -> list[str]:
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        query = "SELECT convert_from(kafka_value, 'UTF8') FROM outbox_history ORDER BY id"
+        return [value for (value,) in connection.execute(query)]
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
