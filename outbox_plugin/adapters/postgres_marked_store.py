@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 
 import psycopg
@@ -15,7 +16,7 @@ from outbox_plugin.adapters.markings import ENDINGS
 from outbox_plugin.adapters.postgres_shard_store import PostgresShardStore
 from outbox_plugin.adapters.untranslatable_rows import UNTRANSLATABLE
 from outbox_plugin.core.postgres_ports import Control, ReadRequest
-from outbox_plugin.core.row import OutboxRow, RecordLimit, column
+from outbox_plugin.core.row import OutboxRow, RecordLimit, Rows, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import one_line
@@ -23,6 +24,7 @@ from outbox_plugin.schema.connection import errors_as_unavailable, is_connection
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
+_MARKS_OF_LEFT_ROWS = 20  # So many marks in a row may leave rows before the last one that they mark.
 _WHOLE = 1  # Stands for the time of creation of a whole record: see the statement `mark`.
 
 
@@ -93,24 +95,47 @@ class PostgresMarkedStore(PostgresShardStore):
 
         `mark_id` may change within a term; the statement marks nothing once another leader leads the shard.
         """
+        rows, last_id = self._mark(mark_id, request)
+        if last_id is None:
+            return rows
+        up_to_last = replace(request, ids=request.ids._replace(up_to=last_id))
+        for _ in range(_MARKS_OF_LEFT_ROWS):
+            if not (left := self._unmarked(mark_id, up_to_last)):
+                return rows
+            more, _ = self._mark(mark_id, up_to_last)
+            rows = sorted([*rows, *more])
+        raise StoreUnavailable(
+            f"Postgres: the row {left[0]} of {self.session.settings.table!r} cannot be marked, and no row behind it is "
+            "published: does a trigger or a policy of the table prevent its update?"
+        )
+
+    def _mark(self, mark_id: str, request: ReadRequest) -> tuple[Sequence[OutboxRow], int | None]:
+        """Mark rows, and return those that are marked now.
+
+        Returns also the last one's id if it has left out rows that it had found; None if it has not.
+        """
         conditions, values = self._marking(mark_id, request)
         values |= {"bytes": BYTES_PER_WINDOW, "largest": self._limit.value, "largest_headers": self._limit.headers}
         session = self.session
         marking = session.statement("mark", "begin_marking"), session.statement("mark", "mark", conditions)
         try:
             with errors_as_unavailable():
-                rows = self._rows.read(marking, marking, values).sorted()
+                rows, last_id = _marked(self._rows.read(marking, marking, values))
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, UNTRANSLATABLE):
                 raise
             return self._mark_apart(marking, conditions, values, request.limit)
-        return self._completed(rows) if any(column(rows, "create_time")) else rows
+        return (self._completed(rows) if any(column(rows, "create_time")) else rows), last_id
 
     def has_unmarked(self, mark_id: str, request: ReadRequest) -> bool:
         """Whether there are rows that `mark` would mark."""
+        return bool(self._unmarked(mark_id, request))
+
+    def _unmarked(self, mark_id: str, request: ReadRequest) -> list[int]:
+        """The id of the earliest row that `mark` would mark; none if there is no such row."""
         conditions, values = self._marking(mark_id, request)
         with errors_as_unavailable():
-            return bool(self._rows.ids("earliest_ids", conditions, {**values, "limit": 1}))
+            return self._rows.ids("earliest_ids", conditions, {**values, "limit": 1})
 
     def _marking(self, mark_id: str, request: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
         """The conditions of a mark, and their values."""
@@ -120,19 +145,19 @@ class PostgresMarkedStore(PostgresShardStore):
 
     def _mark_apart(
         self, marking: tuple[bytes, bytes], conditions: tuple[str, ...], values: dict[str, object], limit: int
-    ) -> Sequence[OutboxRow]:
-        """Mark few rows, and read all values and headers apart, as Postgres cannot send some."""
+    ) -> tuple[Sequence[OutboxRow], int | None]:
+        """As `_mark`, but mark few rows, and read all values and headers apart, as Postgres cannot send some."""
         few = {**values, "largest": -1, "largest_headers": -1, "limit": min(_FEW, limit)}
         for _ in range(_READS):
             try:
                 with errors_as_unavailable():
-                    rows = self._rows.read(marking, marking, few).sorted()
+                    rows, last_id = _marked(self._rows.read(marking, marking, few))
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, UNTRANSLATABLE):
                     raise
                 postgres_bad_rows.dead_letter_untranslatable(self._led, self._rows, conditions, values)
             else:
-                return self._completed([row._replace(create_time=_WHOLE) for row in rows])
+                return self._completed([row._replace(create_time=_WHOLE) for row in rows]), last_id
         raise StoreUnavailable("Postgres: ever new rows have topics and keys that cannot be written in UTF-8")
 
     def _completed(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
@@ -192,6 +217,17 @@ class PostgresMarkedStore(PostgresShardStore):
     def reset(self, mark_id: str, ids: Sequence[int]) -> None:
         """Take the mark id off the rows again, where they still carry it."""
         self.session.run("mark", "reset", ids=list(ids), mark_id=mark_id)
+
+
+def _marked(rows: Rows) -> tuple[Rows, int | None]:
+    """Those of the rows that are marked, ascending by id; and the last one's id if there should have been others.
+
+    The statement `mark` returns in `horizon` how many rows it has found, or 0 for a row that is not marked.
+    """
+    if set(column(rows, "horizon")) <= {len(rows)}:
+        return rows.sorted(), None
+    marked = Rows([fields for fields in rows.fields if OutboxRow(*fields).horizon]).sorted()
+    return marked, marked[-1].id if marked else None
 
 
 def _without_too_large(rows: Sequence[OutboxRow], limit: RecordLimit) -> list[OutboxRow]:

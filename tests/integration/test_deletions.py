@@ -1,4 +1,4 @@
-"""A table from which rows cannot be deleted: each is published once, the rest waits, and the reason is said."""
+"""A table whose rows cannot be deleted, or marked: each is published once, the rest waits, and the reason is said."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.errors import SchemaMissing
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.status.reader import read_status
-from tests.harvesting import by_key, consume, drained, insert
+from tests.harvesting import backlog, by_key, consume, drained, insert
 from tests.roles import as_role, let_in
 from tests.support import eventually
 
@@ -36,6 +36,14 @@ CREATE POLICY others ON outbox FOR DELETE TO pg_monitor USING (true)"""
 LET_NOBODY_READ = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
 CREATE POLICY deletions ON outbox FOR DELETE USING (true)"""
 DELETE_NOTHING = "CREATE RULE keep AS ON DELETE TO outbox DO INSTEAD NOTHING"
+LEAVE_ROWS = """CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN IF {which} THEN RETURN {what}; END IF; RETURN NEW; END $$;
+CREATE TRIGGER leave BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION leave()"""
+FIRST_ROW, EACH_ROW = "OLD.kafka_key = 'a' AND OLD.kafka_value = '1'", "true"
+LEAVE_FIRST_ROW_BY_POLICY = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
+CREATE POLICY everything ON outbox FOR ALL USING (true);
+CREATE POLICY but_the_first ON outbox AS RESTRICTIVE FOR UPDATE USING (kafka_key <> 'a' OR kafka_value <> '1')"""
+LET_MARK = "DROP TRIGGER IF EXISTS leave ON outbox; ALTER TABLE outbox DISABLE ROW LEVEL SECURITY"
 
 
 @pytest.fixture
@@ -134,6 +142,43 @@ def test_a_table_that_lets_nobody_delete_is_refused_at_start(
     run(settings, prevent)
     with pytest.raises(SchemaMissing, match=why), Harvester(harvester_role.model_copy(update={"delivery": delivery})):
         pass
+
+
+@pytest.mark.parametrize(
+    "prevent",
+    [
+        LEAVE_ROWS.format(which=FIRST_ROW, what="NULL"),
+        LEAVE_ROWS.format(which=FIRST_ROW, what="OLD"),
+        LEAVE_ROWS.format(which=EACH_ROW, what="NULL"),
+        LEAVE_ROWS.format(which=EACH_ROW, what="OLD"),
+        LEAVE_FIRST_ROW_BY_POLICY,
+    ],
+    ids=[
+        "the update of a row",
+        "the change of a row",
+        "all updates",
+        "all changes",
+        "the update of a row, by a policy",
+    ],
+)
+def test_rows_that_cannot_be_marked_are_neither_overtaken_nor_repeated(
+    settings: Settings, harvester_role: Settings, topic: str, prevent: str
+) -> None:
+    run(settings, prevent)
+    insert(settings, topic, [("a", "1"), ("a", "2"), ("b", "1")])
+    ends: list[str | None] = []
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, TermFinished):
+            ends.append(event.reason)
+
+    with Harvester(harvester_role.model_copy(update={"delivery": "at-least-once"}), observe=observe):
+        eventually(lambda: len(ends) >= 2, 60)
+        assert all("can be marked" in str(reason) or "cannot be marked" in str(reason) for reason in ends)
+        assert backlog(settings) == 3
+        run(settings, LET_MARK)
+        drained(settings)
+    assert by_key(consume(settings, topic)) == {"a": ["1", "2"], "b": ["1"]}
 
 
 def test_a_dead_letter_that_the_table_keeps_is_parked(settings: Settings, topic: str) -> None:

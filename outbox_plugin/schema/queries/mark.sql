@@ -40,10 +40,10 @@ SELECT pg_terminate_backend(%(pid)s)
 -- bytes, and no row behind one that does not fit. Rows are found by id, not by ctid: a row that somebody updates meanwhile gets another
 -- ctid, would be missed, and be overtaken by later rows.
 -- A value or headers that are too large for any record are not returned. Their size is returned in place of create_time, which
--- this delivery does not use: negative for headers. The number 1 in its place means a whole record, which is read apart.
-UPDATE {outbox} AS marked
-SET leader_id = %(mark_id)s
-WHERE id = ANY (ARRAY(
+-- this delivery does not use: negative for headers. The number 1 in its place means a whole record, which is read apart. In place
+-- of the horizon comes the number of rows that were found: a trigger or a policy may keep some from being updated. It is 0 for
+-- a row that a trigger has left without the mark.
+WITH found AS MATERIALIZED (
     SELECT id
     FROM (
         SELECT id, sum(size) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before
@@ -60,7 +60,11 @@ WHERE id = ANY (ARRAY(
         ) AS earliest
     ) AS counted
     WHERE before < %(bytes)s
-)) AND (leader_id IS NULL OR (leader_id <> %(mark_id)s AND leader_id <> %(delivered)s))
+)
+UPDATE {outbox} AS marked
+SET leader_id = %(mark_id)s
+WHERE id = ANY (ARRAY(SELECT id FROM found))
+  AND (leader_id IS NULL OR (leader_id <> %(mark_id)s AND leader_id <> %(delivered)s))
 RETURNING marked.id,
           CASE WHEN {is_whole} THEN 1::bigint
                WHEN octet_length(kafka_value) > %(largest)s THEN octet_length(kafka_value)::bigint
@@ -68,7 +72,8 @@ RETURNING marked.id,
           kafka_topic, kafka_key,
           CASE WHEN octet_length(kafka_value) <= %(largest)s THEN kafka_value END,
           CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_keys END,
-          CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_values END, 0::bigint
+          CASE WHEN {header_bytes} <= %(largest_headers)s THEN kafka_header_values END,
+          CASE WHEN marked.leader_id = %(mark_id)s THEN (SELECT count(*) FROM found) ELSE 0::bigint END
 
 -- name: delete
 -- Delete delivered rows, unless they have been marked with another id since.
