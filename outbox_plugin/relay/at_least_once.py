@@ -82,6 +82,7 @@ class AtLeastOnce:
         self._store = store
         self._log = log
         self._answer_wait = AnswerWait(runtime)
+        self._store_wait = AnswerWait(runtime)  # The poller has another one.
         self._runtime = runtime
         self._observe = observe
         self._dead_letters = bad_rows == "dead-letter"
@@ -108,7 +109,8 @@ class AtLeastOnce:
     def take_over(self) -> None:
         """Nothing is to be recovered: rows that the last leader marked carry another id, and are marked again."""
         self._confirmed_at = self._runtime.now()
-        self._store.lead(self._leader_id)
+        with self._store_wait:
+            self._store.lead(self._leader_id)
         self._observe(TermBegan(self._shard, self._leader_id, 0))
 
     def run(self) -> None:
@@ -128,6 +130,12 @@ class AtLeastOnce:
     def waiting_since(self) -> float | None:
         """Since when the log has been sending one round; None while it sends none."""
         return self._answer_wait.since
+
+    @property
+    def waiting_for_postgres_since(self) -> float | None:
+        """Since when it has waited to mark or delete rows; None while it does not."""
+        waits = self._poller.answer_wait.since, self._store_wait.since
+        return min((since for since in waits if since is not None), default=None)
 
     def prove(self, proved: Callable[[], None]) -> None:
         """Ask the database soon whether we still lead; `proved` is called if so."""
@@ -280,7 +288,8 @@ class AtLeastOnce:
     def _purge(self) -> None:
         while (work := self._to_purge()) is not None:
             mark_id, ids = work
-            seconds = took(self._runtime, partial(self._store.delete, mark_id, ids))
+            with self._store_wait:
+                seconds = took(self._runtime, partial(self._store.delete, mark_id, ids))
             with self._lock:
                 del self._delivered[: len(ids)]
                 self._may_send.notify_all()

@@ -85,6 +85,7 @@ class ExactlyOnce:
         self._log = log
         self._timed_log = TimedLog(shard, log, runtime, observe)
         self._answer_wait = AnswerWait(runtime)
+        self._store_wait = AnswerWait(runtime)  # The poller has another one.
         self._runtime = runtime
         self._observe = observe
         self._bad_rows = bad_rows
@@ -204,6 +205,12 @@ class ExactlyOnce:
     def waiting_since(self) -> float | None:
         """Since when the takeover, or a transaction, has lasted; None while there is none."""
         return self._answer_wait.since
+
+    @property
+    def waiting_for_postgres_since(self) -> float | None:
+        """Since when it has waited to read or delete rows; None while it does not."""
+        waits = self._poller.answer_wait.since, self._store_wait.since
+        return min((since for since in waits if since is not None), default=None)
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""
@@ -433,9 +440,9 @@ class ExactlyOnce:
 
     def _purge_windows(self) -> None:
         while windows := self._to_purge():
-            seconds = took(
-                self._runtime, partial(self._store.purge, [each for window in windows for each in window.publications])
-            )
+            publications = [each for window in windows for each in window.publications]
+            with self._store_wait:
+                seconds = took(self._runtime, partial(self._store.purge, publications))
             with self._lock:
                 self._windows.mark_purged(windows)
                 self._may_read.notify_all()

@@ -32,6 +32,11 @@ class Relay(Protocol):
         """Since when it has waited for one answer of Kafka's, on the relay's clock; None while it waits for none."""
         ...
 
+    @property
+    def waiting_for_postgres_since(self) -> float | None:
+        """Since when it has waited to read, mark or delete rows, on the relay's clock; None while it does not."""
+        ...
+
     def prove(self, proved: Callable[[], None]) -> None:
         """Find out soon whether we have been fenced; call `proved` if not, end if so."""
         ...
@@ -105,6 +110,11 @@ class LeaderTerm:
     def waiting_since(self) -> float | None:
         """Since when it has waited for one answer of Kafka's; None while it waits for none."""
         return self._relay.waiting_since if self._relay is not None else None
+
+    @property
+    def waiting_for_postgres_since(self) -> float | None:
+        """Since when it has waited to read, mark or delete rows; None while it does not."""
+        return self._relay.waiting_for_postgres_since if self._relay is not None else None
 
     def take_over(self) -> None:
         """Let the term take over as soon as its connections are open."""

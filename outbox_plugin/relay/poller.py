@@ -13,6 +13,7 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.relay.events import Observer, RowsRead
 from outbox_plugin.relay.live_rows import Found, LiveRows
 from outbox_plugin.relay.task_group import TaskGroup
+from outbox_plugin.relay.timed_calls import AnswerWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Poller:
         self._wake_up = wake_up
         self._observe = observe
         self._now = tasks.runtime.now
+        self.answer_wait = AnswerWait(tasks.runtime)  # For Postgres, where rows are read or marked.
         self._schedule = PollSchedule(
             self._now(), can_sleep=wake_up is not None, can_split=source.live_rows is not None
         )
@@ -157,9 +159,10 @@ class Poller:
         return found.rows
 
     def _find(self, action: Read, request: ReadRequest) -> Found:
-        if action.is_live and self._live_rows is not None:
-            return self._live_rows.read(request)
-        return Found.all(self._source.read(request))
+        with self.answer_wait:
+            if action.is_live and self._live_rows is not None:
+                return self._live_rows.read(request)
+            return Found.all(self._source.read(request))
 
     def _rest(self, action: PollAction) -> None:
         match action:

@@ -25,6 +25,10 @@ CALM_SECONDS = 5.0
 # A term that waits this long for one answer reports that. It may take much longer until it gives up and says more.
 LONG_WAIT_SECONDS = 5.0
 LONG_WAIT = f"Kafka has not answered for more than {LONG_WAIT_SECONDS:.0f} s"
+LONG_POSTGRES_WAIT = (
+    f"Postgres has not answered for more than {LONG_WAIT_SECONDS:.0f} s: another session may have locked the table, or "
+    "rows of it (see pg_locks)"
+)
 LONG_TAKEOVER = f"Kafka, or Postgres, has not answered a takeover for more than {LONG_WAIT_SECONDS:.0f} s"
 
 
@@ -241,9 +245,11 @@ class Shard:
     def _long_wait(self, now: float) -> str | None:
         """What to report of a term that waits for an answer for long; None where there is none."""
         term = self._active_term
-        if term is None or (since := term.waiting_since) is None or now - since <= LONG_WAIT_SECONDS:
+        if term is None:
             return None
-        return LONG_WAIT if term.phase == "leader" else LONG_TAKEOVER
+        if _is_long(term.waiting_since, now):
+            return LONG_WAIT if term.phase == "leader" else LONG_TAKEOVER
+        return LONG_POSTGRES_WAIT if _is_long(term.waiting_for_postgres_since, now) else None
 
     def _phase(self, now: float) -> Phase:
         return self._term.phase if self._term is not None and self._is_at_work(now) else "waiting"
@@ -273,3 +279,7 @@ class Shard:
         """Let others lead. The term is over, or is waited for no longer."""
         if self._term is not None:
             self._finish(self._term, now)
+
+
+def _is_long(since: float | None, now: float) -> bool:
+    return since is not None and now - since > LONG_WAIT_SECONDS

@@ -21,7 +21,7 @@ def took(runtime: Runtime, call: Callable[[], object]) -> float:
 
 
 class AnswerWait:
-    """Since when a term has waited for one answer of Kafka's; other threads may look."""
+    """Since when a stage of a term has waited for one answer; other threads may look."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._now = runtime.now

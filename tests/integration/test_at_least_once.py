@@ -1,4 +1,7 @@
-"""At-least-once delivery: nothing is lost or overtaken, and rows and election can be shared with goharvest."""
+"""At-least-once delivery: nothing is lost or overtaken, and rows and election can be shared with goharvest.
+
+And what a leader of either delivery says of a lock that it waits for.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ import pytest
 from confluent_kafka import Consumer
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.core.delivery_options import Delivery
+from outbox_plugin.relay.shard import LONG_POSTGRES_WAIT
+from outbox_plugin.status.reader import read_status
 from tests.harvesting import (
     assert_first_appearances_in_order,
     backlog,
@@ -64,6 +70,20 @@ def test_rows_that_another_leader_marked_are_marked_again(settings: Settings, to
     with Harvester(settings):
         drained(settings)
     assert by_key(consume(settings, topic)) == {"k": ["1", "2"]}
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_leader_that_waits_for_a_lock_for_long_says_so(settings: Settings, topic: str, delivery: Delivery) -> None:
+    """A transaction that was left open, or prepared, may keep rows locked for ever."""
+    insert(settings, topic, [("k", "1")])
+    with psycopg.connect(settings.dsn.get_secret_value()) as owner:
+        owner.execute("SELECT FROM outbox FOR UPDATE")
+        with Harvester(settings.model_copy(update={"delivery": delivery})):
+            eventually(lambda: read_status(settings).shards[0].trouble == LONG_POSTGRES_WAIT, 60)
+            owner.rollback()
+            eventually(lambda: read_status(settings).shards[0].trouble is None, 60)
+            drained(settings)
+    assert by_key(consume(settings, topic)) == {"k": ["1"]}
 
 
 def test_it_takes_turns_with_whoever_else_is_in_the_leader_group(settings: Settings, topic: str, group: str) -> None:

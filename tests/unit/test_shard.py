@@ -19,7 +19,7 @@ from outbox_plugin.relay.events import HarvestEvent, Observer, ShardStepped, Ter
 from outbox_plugin.relay.leader_term import Ending, LeaderTerm, OpenRelay, Relay
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.relay.server_probe import ServerProbe
-from outbox_plugin.relay.shard import LONG_TAKEOVER, LONG_WAIT, Shard, ShardServices
+from outbox_plugin.relay.shard import LONG_POSTGRES_WAIT, LONG_TAKEOVER, LONG_WAIT, Shard, ShardServices
 from outbox_plugin.relay.shard_report import ShardReport
 from tests.support import eventually
 
@@ -40,6 +40,7 @@ class IdleRelay:
         self._stopped.set()
 
     waiting_since: float | None = None
+    waiting_for_postgres_since: float | None = None
 
     def prove(self, proved: Callable[[], None]) -> None:
         """Nobody challenges it."""
@@ -270,8 +271,11 @@ def test_a_stalled_leader_goes_on_where_nobody_could_do_better(all_brokers_answe
     shard.resign(4.0)
 
 
-def test_a_leader_that_waits_for_kafka_for_long_says_so_until_it_is_answered() -> None:
-    """It may take half a minute until it gives up, or Kafka answers after all."""
+@pytest.mark.parametrize(
+    ("waits", "said"), [("waiting_since", LONG_WAIT), ("waiting_for_postgres_since", LONG_POSTGRES_WAIT)]
+)
+def test_a_leader_that_waits_for_a_server_for_long_says_so_until_it_is_answered(waits: str, said: str) -> None:
+    """It may take half a minute until it gives up, or Kafka answers after all. A lock in Postgres may stay for ever."""
     sent: list[LeaderHeartbeat] = []
     seen: list[HarvestEvent] = []
     relay = IdleRelay()
@@ -290,10 +294,10 @@ def test_a_leader_that_waits_for_kafka_for_long_says_so_until_it_is_answered() -
         assert [each.trouble for each in seen if isinstance(each, ShardStepped)][-1] == sent[-1].trouble
         return sent[-1].trouble
 
-    relay.waiting_since = 1.0
+    setattr(relay, waits, 1.0)
     assert trouble(5.9) is None
-    assert trouble(6.5) == LONG_WAIT
-    relay.waiting_since = 6.9
+    assert trouble(6.5) == said
+    setattr(relay, waits, 6.9)
     assert trouble(7.5) is None
     shard.stop()
     assert shard.await_end(10.0)
