@@ -479,8 +479,9 @@ def test_an_outbox_whose_truncation_would_go_unnoticed_is_migrated_first(setting
 
 @pytest.mark.parametrize("kind", [PostgresWindowStore, PostgresMarkedStore])
 @pytest.mark.parametrize("rows", [10, 1_000])
+@pytest.mark.parametrize("time_out", ["statement_timeout", "lock_timeout"])
 def test_a_statement_of_a_term_outlasts_the_roles_timeout(
-    settings: Settings, kind: type[PostgresWindowStore | PostgresMarkedStore], rows: int
+    settings: Settings, kind: type[PostgresWindowStore | PostgresMarkedStore], rows: int, time_out: str
 ) -> None:
     """Each later term would time out where this one did."""
     leader = str(uuid.uuid4())
@@ -488,7 +489,8 @@ def test_a_statement_of_a_term_outlasts_the_roles_timeout(
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
         name = connection.execute("SELECT current_database()").fetchone()
         assert name is not None
-        connection.execute(sql.SQL("ALTER DATABASE {} SET statement_timeout = 300").format(sql.Identifier(name[0])))
+        names = map(sql.Identifier, (name[0], time_out))
+        connection.execute(sql.SQL("ALTER DATABASE {} SET {} = 300").format(*names))
         with closing(kind(settings, 0, LAYOUT)) as store, ThreadPoolExecutor(1) as background:
 
             def take() -> Sequence[OutboxRow]:

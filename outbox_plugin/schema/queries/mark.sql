@@ -1,10 +1,10 @@
 -- name: begin_marking
--- For the transaction of `mark`, which must follow as a separate statement, so that its snapshot is taken after the locks.
--- The first lock keeps other leaders from beginning to lead the shard meanwhile: otherwise a mark whose snapshot lacks the new
--- leader could take rows that the new leader has marked. The second one, which the marks of all shards share, keeps the number of
--- shards from changing: leaders of other shards would not wait for the first. The commit need not be durable, as a lost mark is
--- simply made again. There is no statement time-out, as in `configure_read`. The marked rows are locked until all of them have been
--- sent; if the leader's packets vanish, TCP ends the session.
+-- For the transaction of `mark`, which must follow as a separate statement, so that its snapshot is taken after the locks. The
+-- first lock keeps other leaders from beginning to lead the shard meanwhile: otherwise a mark whose snapshot lacks the new
+-- leader could take rows that the new leader has marked. The second one, which the marks of all shards share, keeps the number
+-- of shards from changing: leaders of other shards would not wait for the first. The commit need not be durable, as a lost mark
+-- is simply made again. There is no time-out of a statement or of a lock, as in `configure_read`. The marked rows are locked
+-- until all of them have been sent; if the leader's packets vanish, TCP ends the session.
 SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true),
        set_config('tcp_user_timeout', '2000', true), {notice_hidden_rows},
        pg_advisory_xact_lock((to_regclass({quoted_outbox})::oid::bigint << 16) | 32768 | %(shard)s),

@@ -5,15 +5,16 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 
 -- name: configure_read
--- For the transaction of a read. The planner walks the primary key, as with `walk_by_id`. There is no statement time-out: one
--- of the role would cancel a long read, and then the same read of every later term; `schema.silent_server` decides when to give
--- up instead. TCP ends a read whose rows the client does not receive: otherwise the read would keep its lock on the table, an
--- ALTER TABLE would wait for that, and everybody else for the ALTER TABLE. Asking for the right to write fails on a standby, to
--- which a pooler or proxy may lead: a standby shows rows that were just purged, and no locks of writers.
+-- For the transaction of a read. The planner walks the primary key, as with `walk_by_id`. There is no time-out of a statement
+-- or of a lock: one of the role would cancel a long read, and then the same read of every later term; `schema.silent_server`
+-- decides when to give up instead. TCP ends a read whose rows the client does not receive: otherwise the read would keep its
+-- lock on the table, an ALTER TABLE would wait for that, and everybody else for the ALTER TABLE. Asking for the right to write
+-- fails on a standby, to which a pooler or proxy may lead: a standby shows rows that were just purged, and no locks of
+-- writers.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
-       set_config('statement_timeout', '0', true), set_config('tcp_user_timeout', '2000', true),
-       set_config('transaction_read_only', 'off', true), {notice_hidden_rows}
+       set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+       set_config('tcp_user_timeout', '2000', true), set_config('transaction_read_only', 'off', true), {notice_hidden_rows}
 
 -- name: notice_hidden_rows
 -- An expression, for a transaction: have Postgres refuse a statement from which row level security would hide rows. A term would
@@ -23,17 +24,19 @@ set_config('row_security', 'off', true)
 -- name: durable
 -- For the transaction: make the commit durable, whatever the session's default. A statement by itself, because combined with
 -- the DELETE it would double the cost per row. There is no time-out, as in `configure_read`.
-SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
+SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true),
+       set_config('lock_timeout', '0', true), {notice_hidden_rows}
 
 -- name: durable_with_idle_time_out
 -- As `durable`, for a transaction of several statements: it ends after 2 s without one, because the next leader may be waiting for
 -- its locks.
 SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true),
-       set_config('idle_in_transaction_session_timeout', '2000', true), {notice_hidden_rows}
+       set_config('lock_timeout', '0', true), set_config('idle_in_transaction_session_timeout', '2000', true), {notice_hidden_rows}
 
 -- name: not_durable
 -- For the transaction: do not wait for the commit to be durable. What a crash undoes is simply done again.
-SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true), {notice_hidden_rows}
+SELECT set_config('synchronous_commit', 'off', true), set_config('statement_timeout', '0', true),
+       set_config('lock_timeout', '0', true), {notice_hidden_rows}
 
 -- name: registration_limits
 -- For the transaction: end it after 10 s without a statement, and wait no longer for a lock. No leader waits for it. The
