@@ -43,7 +43,7 @@ class PostgresShardStore:
         self._rows = RowReader(self.session)
         self._limit = RecordLimit(largest_record_bytes(settings))
         self._leadership: Leadership | None = None
-        self._history = HistoryPartitions(settings) if settings.retention else None
+        self._history = HistoryPartitions(settings)
         try:
             self.maintain_history()
         except BaseException:
@@ -53,20 +53,19 @@ class PostgresShardStore:
     @property
     def keeps_history(self) -> bool:
         """Whether rows that are deleted go into the history."""
-        return self._history is not None
+        return bool(self.session.settings.retention)
 
     def maintain_history(self) -> None:
         """Make and drop the partitions of the history. It runs on the reader, so a purge never waits for it.
 
         An error of Postgres does not end the term. If the partition of a day is missing in the end, the purge fails.
         """
-        if self._history:
-            try:
-                self._history.maintain(self.session.reader)
-            except psycopg.Error as error:
-                if self.session.reader.closed:
-                    raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
-                logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
+        try:
+            self._history.maintain(self.session.reader)
+        except psycopg.Error as error:
+            if self.session.reader.closed:
+                raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
+            logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
 
     @property
     def identity(self) -> OutboxIdentity:

@@ -16,9 +16,11 @@ from psycopg import sql
 
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
+from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
 from outbox_plugin.core import poll_schedule
 from outbox_plugin.core.intervals import CONTROL_IDLE_SECONDS
+from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import InvalidSetting, ServerRefused, StoreUnavailable
 from outbox_plugin.schema.connection import command_connection, connect
 from outbox_plugin.schema.migrate import migrate
@@ -166,6 +168,27 @@ def test_days_are_dropped_after_their_time(settings: Settings) -> None:
             "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass"
         ).fetchone()
     assert partitions == (4,)  # Yesterday, six days ago, today and tomorrow.
+
+
+def test_a_day_is_kept_for_the_longest_time_of_the_outboxes_that_share_it(settings: Settings) -> None:
+    other = settings.model_copy(update={"table": "other", "group": f"{settings.group}-other"})
+    migrate(other)
+    with connect(settings) as connection:
+        connection.execute(
+            "CREATE TABLE five_days_ago PARTITION OF outbox_history "
+            "FOR VALUES FROM (current_date - 5) TO (current_date - 4)"
+        )
+
+        def after_a_term(kept: Settings, days: int | None) -> bool:
+            """Whether the day is there after a term of an outbox with such a retention has begun."""
+            retention = None if days is None else timedelta(days=days)
+            with closing(PostgresMarkedStore(kept.model_copy(update={"retention": retention}), 0, Layout(1, 1))):
+                return "five_days_ago" in days_of(settings)
+
+        assert after_a_term(settings, 7)
+        assert after_a_term(other, 1)
+        assert after_a_term(settings, None)
+        assert not after_a_term(other, 1)
 
 
 def days_of(settings: Settings) -> set[str]:

@@ -1,7 +1,13 @@
+-- name: keep_for
+-- Record how long the outbox keeps published rows. It locks no row if that is recorded.
+UPDATE {outbox_identity} SET history_kept = %(keep)s::interval
+WHERE table_name = %(table)s
+  AND (history_kept <> %(keep)s::interval OR (history_kept IS NULL) <> (%(keep)s::interval IS NULL))
+
 -- name: keep_days
--- Create the partitions of the coming days, and drop those that are past their retention. Returns whether nothing is left to
--- do.
-SELECT {outbox_history_days}(%(keep)s::interval)
+-- Create the partitions of the coming days, and drop those that are past the retention of all outboxes of the schema. Returns
+-- whether nothing is left to do.
+SELECT {outbox_history_days}(greatest(%(keep)s::interval, (SELECT max(history_kept) FROM {outbox_identity})))
 
 -- name: keep_gone
 -- The end of a statement whose part `gone` has deleted published rows: they are moved to the history.
