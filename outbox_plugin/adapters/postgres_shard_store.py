@@ -65,7 +65,8 @@ class PostgresShardStore:
         except psycopg.Error as error:
             if self.session.reader.closed:
                 raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
-            logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
+            hint = "; run `outbox migrate`" if isinstance(error, psycopg.errors.UndefinedColumn) else ""
+            logger.warning("the days of outbox_history could not be kept: %s%s", one_line(error), hint)
 
     @property
     def identity(self) -> OutboxIdentity:
