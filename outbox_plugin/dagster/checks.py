@@ -168,7 +168,8 @@ def _events(
     in_order, exactly_once = f"{prefix}{IN_ORDER}", f"{prefix}{EXACTLY_ONCE}"
 
     @multi_asset_check(
-        name=f"{prefix}{asset.to_python_identifier()}_events",
+        # No name that an asset is likely to have: Dagster takes each name once in a code location.
+        name=f"{asset.to_python_identifier()}_{in_order}_and_once",
         specs=[
             AssetCheckSpec(in_order, asset=asset, description="Each key's events are in the order of their emission."),
             AssetCheckSpec(exactly_once, asset=asset, description="Each event is on its topic once."),
