@@ -25,10 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from psycopg.conninfo import conninfo_to_dict
-
 from outbox_plugin import logs
 from outbox_plugin.dagster.daemon_supervision import RELEASED, DaemonAction, DaemonState, LeaseClock, decide, recent
+from outbox_plugin.dagster.outbox_place import libpq_environment, outbox_place
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.printable import logger_of
@@ -51,9 +50,7 @@ class Daemon:
     @classmethod
     def of(cls, settings: Settings) -> Daemon:
         """The outbox's daemon. All code locations and Dagster instances of this user of the machine share it."""
-        given = conninfo_to_dict(settings.dsn.get_secret_value())
-        where = [str(given.get(part, "")) for part in ("host", "hostaddr", "port", "dbname")]
-        name = hashlib.sha256("\0".join([*where, settings.table, settings.group]).encode()).hexdigest()[:16]
+        name = hashlib.sha256("\0".join(outbox_place(settings)).encode()).hexdigest()[:16]
         return cls(settings, _state_folder() / "outbox-plugin" / name)
 
     @property
@@ -63,11 +60,12 @@ class Daemon:
 
     @property
     def lease(self) -> Path:
-        """The file that a tick touches. Its name has a digest of the settings; only this user can read the folder."""
-        known = [
-            version("outbox-plugin"),
-            *(f"{name}={value}" for name, value in sorted(self.settings.environment().items())),
-        ]
+        """The file that a tick touches. Its name has a digest of the settings; only this user can read the folder.
+
+        Libpq's variables count, too: the daemon keeps the `PGPASSWORD` that it was started with.
+        """
+        given = {**libpq_environment(), **self.settings.environment()}
+        known = [version("outbox-plugin"), *(f"{name}={value}" for name, value in sorted(given.items()))]
         return self.folder / f"lease-{hashlib.sha256(chr(0).join(known).encode()).hexdigest()[:16]}"
 
     @property
@@ -154,12 +152,13 @@ class Daemon:
             return ()
 
     def _start(self, lease_seconds: float, log: BinaryIO) -> None:
-        command = [sys.executable, "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)]
+        # It starts in the code location's own folder, so that relative paths in settings lead where they lead for runs.
+        # By -P, it imports no module from there.
+        command = [sys.executable, "-P", "-m", "outbox_plugin.dagster.daemon", str(self.folder), str(lease_seconds)]
         try:
             child = subprocess.Popen(
                 command,
                 env={**os.environ, **self.settings.environment()},
-                cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

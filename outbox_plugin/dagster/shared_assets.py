@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagster import AssetKey, DagsterInstance, TextMetadataValue
-from psycopg.conninfo import conninfo_to_dict
 
+from outbox_plugin.dagster.outbox_place import outbox_place
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult
@@ -22,13 +22,8 @@ OBSERVATIONS = 6  # So many are looked at. Once an outbox has other keys, the ch
 
 def outbox_name(settings: Settings) -> str:
     """What distinguishes an outbox from others of the same deployment: its table, database and group."""
-    given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
-    server = given.get("host") or given.get("hostaddr") or given.get("service") or ""
-    hosts = ",".join(sorted(server.lower().split(",")))
-    database = given.get("dbname") or given.get("user") or ""
-    ports = given.get("port", "").strip(",") or "5432"
-    table = settings.table.removeprefix("public.")
-    return printable(f"table {table} of {hosts}:{ports}/{database}, group {settings.group}")
+    place = outbox_place(settings)
+    return printable(f"table {place.table} of {place.server}:{place.port}/{place.database}, group {place.group}")
 
 
 def observed_outboxes(instance: DagsterInstance, asset: AssetKey) -> list[str]:

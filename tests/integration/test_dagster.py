@@ -25,6 +25,7 @@ from dagster import (
     Shape,
     asset,
 )
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
 from outbox_plugin import Event, Outbox, Settings
@@ -162,6 +163,26 @@ def test_the_daemon_outlives_the_process_that_started_it(daemon: Daemon, setting
     pid = daemon.pid
     assert tick() == "LEAVE"
     assert daemon.pid == pid
+
+
+def test_a_daemon_finds_files_where_the_code_location_does(
+    daemon: Daemon, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a certificate in the project's folder; but it imports none of the modules there."""
+    project = tmp_path / "my shop"
+    project.mkdir()
+    (project / "logging.py").write_text("raise SystemExit('the module of the project')")
+    given = conninfo_to_dict(settings.dsn.get_secret_value())
+    (project / "services").write_text("\n".join(["[shop]", *(f"{name}={value}" for name, value in given.items())]))
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PGSERVICEFILE", "services")
+    ours = Daemon.of(settings.model_copy(update={"dsn": SecretStr("service=shop")}))
+    try:
+        ours.keep_alive(60.0, time.time())
+        eventually(lambda: ours.log.exists() and "leading as" in ours.log.read_text(), 30)
+    finally:
+        ours.release()
+        eventually(lambda: not ours.running, 30)
 
 
 def test_a_daemon_with_other_settings_makes_room_for_ours(daemon: Daemon, settings: Settings) -> None:

@@ -103,12 +103,66 @@ def test_a_folder_that_cannot_be_written_to_is_named_in_one_line(
 
 
 def test_a_relative_folder_for_state_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon runs in its folder, where a relative name would name another one."""
+    """Code locations in other folders would have other daemons."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     assert Daemon.of(SETTINGS).folder.is_relative_to(tmp_path / ".local" / "state")
     monkeypatch.setenv("HOME", "home")
     assert Daemon.of(SETTINGS).folder.is_absolute()
+
+
+def named(dsn: str, table: str = "outbox") -> Daemon:
+    """The daemon of the outbox that a code location names so."""
+    return Daemon.of(Settings(dsn=dsn, bootstrap_servers="127.0.0.1:1", table=table))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("service=shop", "service=bank"),
+        ("postgresql://alice@db", "postgresql://bob@db"),  # The database has the user's name.
+        ("postgresql://db/shop", "postgresql://db/bank"),
+    ],
+)
+def test_two_databases_have_a_daemon_each(one: str, other: str) -> None:
+    """With one folder for both, the second project's daemon would wait for the first one's for ever."""
+    assert named(one).folder != named(other).folder
+
+
+@pytest.mark.parametrize("variable", ["PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"])
+def test_databases_that_variables_of_libpq_name_have_a_daemon_each(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "5433")
+    one = named("postgresql://").folder
+    monkeypatch.setenv(variable, "5434")
+    assert named("postgresql://").folder != one
+
+
+def test_services_of_two_files_have_a_daemon_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSERVICEFILE", "/shop/services")
+    one = named("service=db").folder
+    monkeypatch.setenv("PGSERVICEFILE", "/bank/services")
+    assert named("service=db").folder != one
+
+
+def test_one_outbox_has_one_daemon_however_it_is_named() -> None:
+    folders = {
+        named("postgresql://app@db/shop").folder,
+        named("postgresql://other@DB:5432/shop", "public.outbox").folder,
+        named("host=db dbname=shop").folder,
+    }
+    assert len(folders) == 1
+
+
+def test_a_password_that_a_variable_gives_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise ticks would keep a daemon that has the former password, and cannot connect any more."""
+    monkeypatch.setenv("PGPASSWORD", "former")
+    former = named("postgresql://db/shop")
+    before = former.lease
+    monkeypatch.setenv("PGPASSWORD", "present")
+    assert named("postgresql://db/shop").lease.name != before.name
+    assert named("postgresql://db/shop").folder == former.folder
 
 
 def test_a_lease_that_a_daemon_removes_at_its_end_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
