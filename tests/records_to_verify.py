@@ -23,6 +23,7 @@ class Planted(NamedTuple):
     place: int
     named: bool = True
     aborted: bool = False
+    replayed: bool = False
 
 
 ALL = [Planted(place) for place in range(1, EVENTS + 1)]
@@ -41,7 +42,8 @@ def plant(settings: Settings, topic: str, records: Sequence[Planted], job: str =
             if record.aborted is aborted:
                 headers = [("outbox-job", job.encode()), ("outbox-sequence", str(record.place).encode())]
                 named = [("idempotency-key", f"event-{record.place}".encode())] if record.named else []
-                producer.produce(topic, b"v", f"key-{record.place % KEYS}", headers=[*named, *headers])
+                again = [("outbox-replay", b"17")] if record.replayed else []
+                producer.produce(topic, b"v", f"key-{record.place % KEYS}", headers=[*named, *headers, *again])
         (producer.abort_transaction if aborted else producer.commit_transaction)(30)
     producer.close()
     # A commit is answered before each partition shows it.

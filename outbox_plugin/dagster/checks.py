@@ -16,7 +16,7 @@ from dagster import (
     multi_asset_check,
 )
 
-from outbox_plugin.core.headers import IDEMPOTENCY_HEADER, SEQUENCE_HEADER
+from outbox_plugin.core.headers import IDEMPOTENCY_HEADER, REPLAY_HEADER, SEQUENCE_HEADER
 from outbox_plugin.dagster.health import metadata, result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
@@ -54,7 +54,8 @@ def build_outbox_checks(
 
     `outbox_drained` passes when the rows that wait at its start have left the outbox within `drain_seconds`.
     `events_in_order` and `events_exactly_once` wait for the same, and then read the topics: each key's events are in
-    the order of their emission, and each event is there once. Order is judged by the header `outbox-sequence`, which
+    the order of their emission, and each event is there once. A replay repeats events on purpose, so records with the
+    header `outbox-replay` are only counted. Order is judged by the header `outbox-sequence`, which
     Spark's jobs write, and duplicates by that or `idempotency-key`. The explanation counts the records without these
     headers.
 
@@ -255,7 +256,8 @@ def _counted(verdicts: Mapping[str, TopicVerdict]) -> dict[str, MetadataValue]:
 
 
 _FOREIGN = (
-    "look at the records that are named: one without our headers was written by something else than the harvester; "
+    "look at the records that are named: one without our headers was written by something else than the harvester, and "
+    "a dead letter that was retried comes behind later events of its key; "
     "otherwise see that consumers and this check read committed, and that the brokers are ones the promise holds for"
 )
 
@@ -289,8 +291,10 @@ def _once(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
 
 def _passed(verdicts: Mapping[str, TopicVerdict], left: int, how: str, lacking: int, what: str) -> HealthResult:
     """A judgement that also says what it has not proved."""
-    judged = sum(verdict.records - verdict.duplicates for verdict in verdicts.values()) - lacking
-    said = [f"{judged} records, {how}"] if judged or not lacking else []
+    replayed = sum(verdict.replayed for verdict in verdicts.values())
+    judged = sum(verdict.records - verdict.duplicates for verdict in verdicts.values()) - lacking - replayed
+    said = [f"{judged} records, {how}"] if judged or not (lacking or replayed) else []
+    said += [f"emitted again by a replay ({REPLAY_HEADER}), and not judged: {replayed}"] if replayed else []
     said += [f"{left} events have not left the outbox yet, and are not judged"] if left else []
     missing = [each for verdict in verdicts.values() for each in verdict.example_missing]
     lost = sum(verdict.missing for verdict in verdicts.values())

@@ -145,6 +145,8 @@ def _described(verdict: TopicVerdict) -> str:
         ("missing", verdict.missing, verdict.example_missing),
     ):
         lines.append(f"{name}: {count}" + (f", such as {'; '.join(examples)}" if examples else ""))
+    if verdict.replayed:
+        lines.append(f"not checked, as `outbox replay` has emitted them again: {verdict.replayed}")
     if verdict.unnamed:
         lines.append(f"not checked for duplicates, as no header names the event: {verdict.unnamed}")
     if verdict.unplaced:

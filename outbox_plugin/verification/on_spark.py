@@ -13,7 +13,13 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
-from outbox_plugin.core.headers import EVENT_TYPE_HEADER, IDEMPOTENCY_HEADER, JOB_HEADER, SEQUENCE_HEADER
+from outbox_plugin.core.headers import (
+    EVENT_TYPE_HEADER,
+    IDEMPOTENCY_HEADER,
+    JOB_HEADER,
+    REPLAY_HEADER,
+    SEQUENCE_HEADER,
+)
 from outbox_plugin.settings import Settings
 from outbox_plugin.spark.kafka_source import read_topics, spark_errors_as_refusals
 from outbox_plugin.verification.emitted_counts import emitted_counts
@@ -49,10 +55,11 @@ def verify(
         seen = _judgeable(read_topics(spark, settings, topics))
         if job is not None:
             seen = seen.where(f.col("job") == job)
-        with _kept(seen) as all_seen, _kept(_again(all_seen)) as again:
+        with _kept(seen) as all_seen, _kept(_again(_first_emitted(all_seen))) as again:
             verdict = _counted(all_seen)
             _find_duplicates(again, verdict)
-            _find_violations(_once(all_seen, again) if verdict.duplicates else all_seen, verdict)
+            emitted = _first_emitted(all_seen)
+            _find_violations(_once(emitted, again) if verdict.duplicates else emitted, verdict)
             _find_gaps(spark, settings, all_seen, job, verdict)
             if expected is not None:
                 _find_absent(all_seen, expected, verdict)
@@ -87,7 +94,13 @@ def _judgeable(records: DataFrame) -> DataFrame:
         f.coalesce(first(EVENT_TYPE_HEADER), f.lit("")).alias("type"),
         f.coalesce(header(JOB_HEADER), f.lit("")).alias("job"),
         header(SEQUENCE_HEADER).try_cast("long").alias("place"),
+        f.coalesce(f.exists("headers", lambda pair: pair["key"] == REPLAY_HEADER), f.lit(False)).alias("replayed"),
     )
+
+
+def _first_emitted(seen: DataFrame) -> DataFrame:
+    """The records without those that `outbox replay` has emitted again."""
+    return seen.where(~f.col("replayed"))
 
 
 def _identity() -> Column:
@@ -115,10 +128,15 @@ def _once(seen: DataFrame, again: DataFrame) -> DataFrame:
 
 
 def _counted(seen: DataFrame) -> TopicVerdict:
-    unnamed, unplaced = f.col("event").isNull(), f.col("place").isNull()
-    row = seen.agg(f.count("*"), f.count_if(unnamed & ~_is_placed()), f.count_if(unplaced)).first()
-    records, without_name, without_place = row or (0, 0, 0)
-    return TopicVerdict(records, unnamed=without_name, unplaced=without_place)
+    replayed, unnamed, unplaced = f.col("replayed"), f.col("event").isNull(), f.col("place").isNull()
+    row = seen.agg(
+        f.count("*"),
+        f.count_if(replayed),
+        f.count_if(~replayed & unnamed & ~_is_placed()),
+        f.count_if(~replayed & unplaced),
+    ).first()
+    records, again, without_name, without_place = row or (0, 0, 0, 0)
+    return TopicVerdict(records, replayed=again, unnamed=without_name, unplaced=without_place)
 
 
 def _find_duplicates(again: DataFrame, verdict: TopicVerdict) -> None:

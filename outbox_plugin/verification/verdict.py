@@ -17,6 +17,8 @@ class TopicVerdict:
         order_violations: how many records follow a later event of their key.
         example_duplicates: the first duplicates, each with its location.
         example_violations: the first records out of order, each with its location.
+        replayed: how many records `outbox replay` has emitted again. They repeat events on purpose, so neither their
+            number nor their order is checked.
         unnamed: how many records lack the headers that identify their event, so that duplicates cannot be found.
         unplaced: how many records lack the header that numbers their event, so that their order cannot be checked.
         missing: how many events were emitted and are not in the topics.
@@ -28,6 +30,7 @@ class TopicVerdict:
     order_violations: int = 0
     example_duplicates: list[str] = field(default_factory=list)
     example_violations: list[str] = field(default_factory=list)
+    replayed: int = 0
     unnamed: int = 0
     unplaced: int = 0
     missing: int = 0

@@ -2,7 +2,7 @@
 
 It uses the headers that the write side adds: `idempotency-key` identifies an event, and `outbox-sequence` is the
 event's number within the job that `outbox-job` names (`core.event_identity` has the rules). A record without them is
-only counted.
+only counted, and so is an event that `outbox replay` has emitted again: its header is `outbox-replay`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import islice
 
 from outbox_plugin.core.event_identity import event_identity, event_source
-from outbox_plugin.core.headers import JOB_HEADER, SEQUENCE_HEADER
+from outbox_plugin.core.headers import JOB_HEADER, REPLAY_HEADER, SEQUENCE_HEADER
 from outbox_plugin.verification.sequence_set import SequenceSet
 from outbox_plugin.verification.verdict import MAX_EXAMPLES, TopicVerdict
 
@@ -68,6 +68,9 @@ class Verifier:
         sequence = int(text) if text is not None and _SEQUENCE.fullmatch(text) else None
         if job and sequence is not None:
             self._sequences[job].add(sequence)
+        if REPLAY_HEADER in texts:
+            self.verdict.replayed += 1
+            return
         if self._is_duplicate(topic, pairs, location):
             return
         if sequence is None:

@@ -35,6 +35,7 @@ from outbox_plugin.dagster.daemon_supervision import DaemonAction
 from outbox_plugin.status.reader import read_status
 from tests.dagster_support import HARVESTER, Ticks, daemons, reported, resources
 from tests.harvesting import backlog, create_topic, drained, insert_numbered
+from tests.records_to_verify import ALL, EVENTS, Planted, plant
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -325,6 +326,16 @@ def test_the_order_check_fails_where_there_is_no_such_topic(settings: Settings, 
     passed, explanation = checks_of(settings, f"{group}-misspelt", emit=0, drain_seconds=1.0)["events_in_order"]
     assert not passed
     assert f"the topic {group}-misspelt cannot be read" in explanation
+
+
+def test_a_replay_fails_no_check(settings: Settings, group: str) -> None:
+    """Otherwise the checks would fail for as long as the topic keeps it."""
+    topic = create_topic(settings, f"{group}-events")
+    plant(settings, topic, [*ALL, *(Planted(place, replayed=True) for place in (7, 7, 8))])
+    found = checks_of(settings, topic, emit=0, drain_seconds=1.0)
+    replayed = "emitted again by a replay (outbox-replay), and not judged: 3"
+    assert found["events_exactly_once"] == (True, f"{EVENTS} records, each once; {replayed}")
+    assert found["events_in_order"] == (True, f"{EVENTS} records, each key's in order; {replayed}")
 
 
 def test_the_order_check_finds_what_somebody_else_wrote_to_the_topic(settings: Settings, group: str) -> None:

@@ -41,6 +41,18 @@ def test_one_duplicated_record_is_found(spark: SparkSession, connected: Settings
     assert verdict.example_duplicates[0].startswith("event-7 at " if named else "j 7 at ")
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_replay_is_no_duplicate_and_no_disorder(
+    spark: SparkSession, connected: Settings, topic: str, named: bool
+) -> None:
+    """And an event that only a replay has brought is not missing."""
+    first = [Planted(each.place, named) for each in ALL if each.place != EVENTS]
+    plant(connected, topic, [*first, *(Planted(place, named, replayed=True) for place in (7, 7, 9, EVENTS))])
+    verdict = verify(spark, connected, [topic])
+    assert (verdict.records, verdict.replayed, verdict.complete) == (EVENTS + 3, 4, True)
+    assert (verdict.unnamed, verdict.unplaced, verdict.missing) == (0, 0, 0)
+
+
 def test_one_swapped_pair_is_found(spark: SparkSession, connected: Settings, topic: str) -> None:
     swapped = [*ALL]
     swapped[100], swapped[100 + KEYS] = swapped[100 + KEYS], swapped[100]

@@ -43,6 +43,16 @@ def test_one_duplicated_record_is_found(settings: Settings, topic: str, named: b
     assert (verdict.missing, verdict.in_order) == (0, False)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_replay_is_no_duplicate_and_no_disorder(settings: Settings, topic: str, named: bool) -> None:
+    """And an event that only a replay has brought is not missing."""
+    first = [Planted(each.place, named) for each in ALL if each.place != EVENTS]
+    plant(settings, topic, [*first, *(Planted(place, named, replayed=True) for place in (7, 7, 9, EVENTS))])
+    verdict = verify_topics(settings, [topic])
+    assert (verdict.records, verdict.replayed, verdict.complete) == (EVENTS + 3, 4, True)
+    assert (verdict.unnamed, verdict.unplaced, verdict.missing) == (0, 0, 0)
+
+
 def test_one_swapped_pair_is_found(settings: Settings, topic: str) -> None:
     swapped = [*ALL]
     swapped[100], swapped[100 + KEYS] = swapped[100 + KEYS], swapped[100]

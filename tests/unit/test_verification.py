@@ -80,6 +80,18 @@ def test_an_event_of_a_job_that_came_twice_is_found_without_a_key() -> None:
     assert verifier.verdict.example_duplicates == ["job j 1 at t/0 offset 2"]
 
 
+@pytest.mark.parametrize("first", [[("idempotency-key", b"x")], [("outbox-job", b"j"), ("outbox-sequence", b"1")], []])
+def test_a_replay_repeats_events_on_purpose(first: list[tuple[str, bytes | None]]) -> None:
+    """As often as somebody asks for it, and behind all later events."""
+    verifier = Verifier()
+    later: list[tuple[str, bytes | None]] = [("outbox-job", b"j"), ("outbox-sequence", b"2")]
+    again = [*first, ("outbox-replay", b"17")]
+    for offset, headers in enumerate((first, later, again, again)):
+        verifier.judge(f"t/0 offset {offset}", b"k", headers)
+    assert (verifier.verdict.records, verifier.verdict.replayed, verifier.verdict.in_order) == (4, 2, True)
+    assert verifier.verdict.unnamed == (0 if first else 1)
+
+
 def test_one_key_of_two_types_is_two_events() -> None:
     verifier = Verifier()
     for kind in (b"Placed", b"Paid"):
