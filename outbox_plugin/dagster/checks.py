@@ -16,19 +16,20 @@ from dagster import (
     multi_asset_check,
 )
 
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.core.headers import IDEMPOTENCY_HEADER, REPLAY_HEADER, SEQUENCE_HEADER
-from outbox_plugin.dagster.health import metadata, result
+from outbox_plugin.dagster.health import Metadata, metadata, result
 from outbox_plugin.dagster.resources import OutboxResource
 from outbox_plugin.dagster.sensor import HEALTHY, NO_DEAD_LETTERS
 from outbox_plugin.dagster.topic import as_topics
-from outbox_plugin.errors import OutboxError, ServerRefused
+from outbox_plugin.errors import OutboxError, ServerRefused, UserError
 from outbox_plugin.schema.connection import connect, errors_as_refusals
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult, Limits, dead_letters, health, unanswered, undrained
 from outbox_plugin.status.reader import Status, read_status
-from outbox_plugin.verification.topic_reader import records_in, verify_topic
+from outbox_plugin.verification.topic_reader import MAX_RECORDS, records_in, verify_topic
 from outbox_plugin.verification.verdict import TopicVerdict
 
 POLL_SECONDS = 0.2
@@ -65,7 +66,7 @@ def build_outbox_checks(
         harvester: adds the checks `healthy` and `no_dead_letters` of this asset, which its sensor evaluates.
         resource_key: names the `OutboxResource` of the outbox.
         spark_resource_key: names a `SparkResource` that reads topics of more than a few thousand records. The
-            explanation then also counts missing events. None reads without Spark.
+            explanation then also counts missing events. None reads without Spark, at most 5,000,000 records.
         drain_seconds: how long the checks wait for the outbox to drain.
         blocking: whether assets downstream of `asset` wait for `outbox_drained` in the same run, and are skipped if it
             fails.
@@ -183,14 +184,14 @@ def _events(
         wanted = {key.name for key in context.selected_asset_check_keys}
         try:
             left = wait_until_drained(settings, drain_seconds)  # Checks run in any order, or in parallel.
-            verdicts = _judged(context, settings, topics, spark)
+            verdicts, by_spark = _judged(context, settings, topics, spark)
         except OutboxError as error:
             judged = unanswered(error)
             found = {in_order: judged, exactly_once: judged}
             counted = {}
         else:
-            found = {in_order: _order(verdicts, left), exactly_once: _once(verdicts, left)}
-            counted = _counted(verdicts)
+            found = {in_order: _order(verdicts, left), exactly_once: _once(verdicts, left, settings.delivery)}
+            counted = _counted(verdicts, by_spark=by_spark)
         for name in sorted(wanted):
             outcome = result(found[name], counted)
             yield outcome._replace(check_name=name, asset_key=asset)
@@ -232,13 +233,24 @@ def wait_until_drained(settings: Settings, seconds: float) -> int:
 
 def _judged(
     context: AssetCheckExecutionContext, settings: Settings, topics: Sequence[str], spark: str | None
-) -> dict[str, TopicVerdict]:
-    """The verdict on each topic; with Spark, one verdict on all of them."""
-    if spark is None or records_in(settings, topics) <= SPARK_RECORDS:
-        return {topic: verify_topic(settings, topic) for topic in topics}
+) -> tuple[dict[str, TopicVerdict], bool]:
+    """The verdict on each topic, or by Spark one verdict on all of them; and whether Spark has read them.
+
+    Raises:
+        UserError: there are too many records, or the topics cannot be read.
+        LogUnavailable: Kafka does not answer.
+    """
+    records = records_in(settings, topics)
+    if records <= (MAX_RECORDS if spark is None else SPARK_RECORDS):
+        return {topic: verify_topic(settings, topic) for topic in topics}, False
+    if spark is None:
+        raise UserError(
+            f"nothing was judged: {', '.join(topics)} may hold {records:,} records, and this process reads at most "
+            f"{MAX_RECORDS:,}: name a SparkResource by spark_resource_key, which reads any number"
+        )
     from outbox_plugin.verification.on_spark import verify
 
-    return {", ".join(topics): verify(getattr(context.resources, spark).session, settings, topics)}
+    return {", ".join(topics): verify(getattr(context.resources, spark).session, settings, topics)}, True
 
 
 def _settings(context: AssetCheckExecutionContext, resource_key: str) -> Settings:
@@ -246,19 +258,28 @@ def _settings(context: AssetCheckExecutionContext, resource_key: str) -> Setting
     return resource.settings()
 
 
-def _counted(verdicts: Mapping[str, TopicVerdict]) -> dict[str, MetadataValue]:
-    return {
+def _counted(verdicts: Mapping[str, TopicVerdict], *, by_spark: bool) -> Metadata:
+    counted: Metadata = {
         "records": MetadataValue.int(sum(verdict.records for verdict in verdicts.values())),
         "duplicates": MetadataValue.int(sum(verdict.duplicates for verdict in verdicts.values())),
         "order_violations": MetadataValue.int(sum(verdict.order_violations for verdict in verdicts.values())),
-        "missing": MetadataValue.int(sum(verdict.missing for verdict in verdicts.values())),
     }
+    if by_spark:  # Nothing else counts them: a 0 would be shown as if they had been looked for.
+        counted["missing"] = MetadataValue.int(sum(verdict.missing for verdict in verdicts.values()))
+    return counted
 
 
-_FOREIGN = (
-    "look at the records that are named: one without our headers was written by something else than the harvester, and "
-    "a dead letter that was retried comes behind later events of its key; "
-    "otherwise see that consumers and this check read committed, and that the brokers are ones the promise holds for"
+_BROKERS = "otherwise see that the brokers are ones that the promise holds for"
+_DISORDERED = (
+    "look at the records that are named: a dead letter that was retried comes behind later events of its key, and "
+    f"something else than the harvester may have written to the topic; {_BROKERS}"
+)
+_REPEATED = (
+    "look at the records that are named: a program may have emitted an event twice by one idempotency-key, as in a "
+    f"retry after its commit, and something else than the harvester may have written to the topic; {_BROKERS}"
+)
+_AT_LEAST_ONCE = (
+    "OUTBOX_DELIVERY is at-least-once, which repeats records after a failure: consumers must recognize them"
 )
 
 
@@ -270,20 +291,22 @@ def _order(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
         if verdict.order_violations
     ]
     if wrong:
-        return HealthResult(False, "; ".join(wrong), True, _FOREIGN)
+        return HealthResult(False, "; ".join(wrong), True, _DISORDERED)
     unplaced = sum(verdict.unplaced for verdict in verdicts.values())
     what = f"{SEQUENCE_HEADER}, which only events of Spark's jobs have: their order is not judged"
     return _passed(verdicts, left, "each key's in order", unplaced, what)
 
 
-def _once(verdicts: Mapping[str, TopicVerdict], left: int) -> HealthResult:
+def _once(verdicts: Mapping[str, TopicVerdict], left: int, delivery: Delivery = "exactly-once") -> HealthResult:
     wrong = [
         f"topic {topic}: {verdict.duplicates} events came twice (such as {', '.join(verdict.example_duplicates)})"
         for topic, verdict in verdicts.items()
         if verdict.duplicates
     ]
+    if wrong and delivery == "at-least-once":
+        return HealthResult(False, "; ".join(wrong), False, _AT_LEAST_ONCE)
     if wrong:
-        return HealthResult(False, "; ".join(wrong), True, _FOREIGN)
+        return HealthResult(False, "; ".join(wrong), True, _REPEATED)
     unnamed = sum(verdict.unnamed for verdict in verdicts.values())
     what = f"{IDEMPOTENCY_HEADER} or {SEQUENCE_HEADER}: whether they came twice is not judged"
     return _passed(verdicts, left, "each once", unnamed, what)

@@ -218,6 +218,12 @@ class OutboxComponent(Component, Attributes):
     lag_error_seconds: float = Field(
         default=300.0, gt=0, description="Seconds of lag or trouble from which it is an error."
     )
+    spark_resource_key: str | None = Field(
+        default=None,
+        description="The key of a SparkResource, which reads large topics for the checks. Without it, they read "
+        "at most 5,000,000 records.",
+        examples=["spark"],
+    )
     translation: Annotated[TranslationFn[OutboxAssetProps], _TRANSLATION] | None = Field(
         default=None,
         description="Attributes of the assets of the table, the topics and the harvester, such as key_prefix, "
@@ -254,6 +260,7 @@ class OutboxComponent(Component, Attributes):
             [_topic(topic) for topic in self.topics],
             prefix=self.prefix,
             interval_seconds=self.interval_seconds,
+            spark_resource_key=self.spark_resource_key,
             drain_within=timedelta(seconds=self.drain_seconds),
             blocking=self.blocking,
             limits=Limits(lag_warn_seconds=self.lag_warn_seconds, lag_error_seconds=self.lag_error_seconds),

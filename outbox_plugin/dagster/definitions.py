@@ -40,7 +40,8 @@ def build_outbox_definitions(
         topics: the topics, and the assets that emit to them.
         prefix: comes before each name; set it for a second outbox in one Dagster deployment.
         interval_seconds: the time between two ticks of the sensor.
-        spark_resource_key: names the `SparkResource` that reads large topics for the checks; None reads without Spark.
+        spark_resource_key: names the `SparkResource` that reads large topics for the checks; None reads without Spark,
+            at most 5,000,000 records.
         drain_within: how long the check `outbox_drained` waits for the events of an asset.
         blocking: whether assets downstream of an asset that emits wait for its check `outbox_drained`.
         limits: when the harvester's checks warn, and when they fail.

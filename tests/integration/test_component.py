@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dagster import AssetCheckKey, AssetKey, Definitions, asset, build_resources
+from dagster import AssetCheckKey, AssetKey, Definitions, ResourceDefinition, asset, build_resources
 from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.core.package_entry import discover_entry_point_package_objects
 from dagster.components.testing import create_defs_folder_sandbox
@@ -131,6 +131,16 @@ def test_each_attribute_has_its_effect() -> None:
     policy = graph.get(AssetKey(["kafka", "orders"])).freshness_policy
     assert policy is not None
     assert policy.fail_window.to_timedelta() == timedelta(minutes=5)  # type: ignore[attr-defined]
+
+
+def test_a_spark_resource_of_the_project_reads_topics_for_the_checks() -> None:
+    declared = loaded({"topics": [{"name": "orders", "emitted_by": ["orders"]}], "spark_resource_key": "spark"})
+    spark = ResourceDefinition.mock_resource()
+    definitions = Definitions.merge(declared, Definitions(resources={"spark": spark}))
+    key = AssetCheckKey(AssetKey("orders"), "events_in_order")
+    [reads_topics] = [each for each in definitions.asset_checks or [] if key in each.check_keys]
+    assert "spark" in reads_topics.required_resource_keys
+    Definitions.validate_loadable(definitions)
 
 
 def test_an_asset_that_consumes_a_topic_gets_a_sensor_a_check_and_a_job() -> None:

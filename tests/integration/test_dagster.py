@@ -18,6 +18,8 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from dagster import (
+    AssetCheckSeverity,
+    AssetKey,
     AssetSpec,
     DagsterInstance,
     Definitions,
@@ -29,6 +31,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
 from outbox_plugin import Event, Outbox, Settings
+from outbox_plugin.core.delivery_options import Delivery
 from outbox_plugin.dagster import OutboxResource, build_outbox_checks
 from outbox_plugin.dagster.daemon import LOG_BYTES, Daemon
 from outbox_plugin.dagster.daemon_supervision import DaemonAction
@@ -336,6 +339,44 @@ def test_a_replay_fails_no_check(settings: Settings, group: str) -> None:
     replayed = "emitted again by a replay (outbox-replay), and not judged: 3"
     assert found["events_exactly_once"] == (True, f"{EVENTS} records, each once; {replayed}")
     assert found["events_in_order"] == (True, f"{EVENTS} records, each key's in order; {replayed}")
+
+
+def test_a_topic_that_is_too_large_for_one_process_is_not_read(
+    settings: Settings, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take gigabytes of the run's memory."""
+    monkeypatch.setattr("outbox_plugin.dagster.checks.MAX_RECORDS", EVENTS - 1)
+    topic = create_topic(settings, f"{group}-events")
+    plant(settings, topic, ALL)
+    found = checks_of(settings, topic, emit=0, drain_seconds=1.0)
+    for name in ("events_exactly_once", "events_in_order"):
+        passed, explanation = found[name]
+        assert not passed
+        assert explanation.startswith(f"nothing was judged: {topic} may hold 60")
+        assert explanation.endswith("name a SparkResource by spark_resource_key, which reads any number")
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_repeated_record_is_as_severe_as_what_was_promised(
+    settings: Settings, group: str, delivery: Delivery
+) -> None:
+    topic = create_topic(settings, f"{group}-events")
+    plant(settings, topic, [*ALL, Planted(7)])
+    outbox = resources(settings)[0]
+    [_, reads_topic] = build_outbox_checks(AssetKey("emitter"), topics=[topic], drain_seconds=1.0)
+    with pytest.MonkeyPatch.context() as patch, DagsterInstance.ephemeral() as instance:
+        patch.setenv("OUTBOX_DELIVERY", delivery)
+        job = Definitions(
+            asset_checks=[reads_topic], resources={"outbox": outbox}
+        ).resolve_implicit_global_asset_job_def()
+        evaluations = job.execute_in_process(instance=instance).get_asset_check_evaluations()
+    [repeated] = [each for each in evaluations if each.check_name == "events_exactly_once"]
+    assert not repeated.passed
+    severe = delivery == "exactly-once"
+    assert repeated.severity is (AssetCheckSeverity.ERROR if severe else AssetCheckSeverity.WARN)
+    told = "emitted an event twice by one idempotency-key" if severe else "repeats records after a failure"
+    assert told in str(repeated.metadata["what_to_do"].value)
+    assert "missing" not in repeated.metadata  # Nothing has looked for them.
 
 
 def test_the_order_check_finds_what_somebody_else_wrote_to_the_topic(settings: Settings, group: str) -> None:
