@@ -199,12 +199,12 @@ def main(folder: Path, lease_seconds: float) -> int:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not _taken(lock):
         return 0
+    os.ftruncate(lock, 0)  # A daemon that was killed has left its process id, which another process may have by now.
     stop = threading.Event()
     stop_on((signal.SIGTERM,), stop)  # As where a service manager ends all processes of Dagster.
     try:
         daemon = Daemon(Settings(), folder)
         logs.configure(daemon.settings, logs.to_file(daemon.log, LOG_BYTES), "INFO")
-        os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {daemon.lease.name}".encode(), 0)
         watched = (daemon.lease, lease_seconds, lock, stop)
         threading.Thread(target=_watch_lease, args=watched, daemon=True).start()

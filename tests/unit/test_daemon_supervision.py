@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outbox_plugin.dagster import daemon as daemon_module
 from outbox_plugin.dagster.daemon import Daemon
 from outbox_plugin.dagster.daemon_supervision import (
     RELEASED,
@@ -109,6 +110,24 @@ def test_a_relative_folder_for_state_does_not_count(tmp_path: Path, monkeypatch:
     assert Daemon.of(SETTINGS).folder.is_relative_to(tmp_path / ".local" / "state")
     monkeypatch.setenv("HOME", "home")
     assert Daemon.of(SETTINGS).folder.is_absolute()
+
+
+def test_a_daemon_that_starts_is_not_taken_for_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose process id another process may have by now, as after a restart of the machine."""
+    (tmp_path / "lock").write_text("1 lease-of-the-killed-one")
+    seen = []
+
+    def starting() -> Settings:
+        daemon = Daemon(SETTINGS, tmp_path)
+        seen.append((daemon.running, daemon.pid, daemon.outdated))
+        raise InvalidSetting("enough")
+
+    monkeypatch.setattr(daemon_module, "Settings", starting)
+    monkeypatch.setattr(daemon_module, "stop_on", lambda *_: None)
+    daemon_module.main(tmp_path, 60.0)
+    assert seen == [(True, None, False)]
 
 
 def named(dsn: str, table: str = "outbox") -> Daemon:
