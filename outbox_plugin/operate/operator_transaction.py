@@ -9,11 +9,15 @@ from typing import Any
 import psycopg
 
 from outbox_plugin.errors import StoreUnavailable, UserError
+from outbox_plugin.printable import one_line
 from outbox_plugin.schema.connection import command_connection, is_connection_lost, went_away
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.table_name import with_schema
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
 from outbox_plugin.settings import Settings
+
+# What Postgres says to an INSERT into a view whose columns are expressions, or that is of no single table.
+_TAKES_NO_ROWS = (psycopg.errors.FeatureNotSupported, psycopg.errors.ObjectNotInPrerequisiteState)
 
 
 class OperatorTransaction:
@@ -36,6 +40,17 @@ class OperatorTransaction:
         """
         query = statement(noun, name, self._table_with_schema, **self._parts)
         return self._connection.execute(query, {"table": self._table, **values})
+
+    @contextmanager
+    def emission(self) -> Iterator[None]:
+        """A part of the transaction that inserts into the outbox. Raises UserError if that takes no rows."""
+        try:
+            yield
+        except _TAKES_NO_ROWS as error:
+            raise UserError(
+                f"{self._table!r} takes no rows ({one_line(error)}): if it is a view, insert the events into the table "
+                "that it is a view of; nothing was changed"
+            ) from None
 
     def savepoint(self) -> AbstractContextManager[psycopg.Transaction]:
         """A part of the transaction that is undone alone if it raises."""

@@ -95,6 +95,7 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
 
     Raises:
         DeadLetterAltered: one of `ids` cannot be emitted unchanged; nothing was moved.
+        UserError: the outbox is a view that takes no rows.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
         StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
@@ -104,7 +105,7 @@ def retry_dead_letters(settings: Settings, ids: Sequence[int] | None = None) -> 
 
 def retried(settings: Settings, ids: Sequence[int] | None) -> list[int]:
     """As `retry_dead_letters`, but returns the ids of the dead letters that were moved."""
-    with notifying_transaction(settings) as transaction:
+    with notifying_transaction(settings) as transaction, transaction.emission():
         chosen = transaction.run("control", "dead_letters_to_retry", ids=None if ids is None else list(ids)).fetchall()
         left = {id_: reason for id_, altered, reason in chosen if altered}
         fit = [id_ for id_, altered, _ in chosen if not altered]

@@ -28,9 +28,10 @@ def replay(
         until: only events that were published before this time.
 
     Raises:
+        UserError: the outbox is a view that takes no rows.
         SchemaMissing: the outbox's tables are missing.
         ServerRefused: Postgres cannot be reached, or refuses.
         StoreUnavailable: Postgres went away meanwhile. If that was at the commit, nobody knows whether it was done.
     """
-    with notifying_transaction(settings) as transaction:
+    with notifying_transaction(settings) as transaction, transaction.emission():
         return transaction.run("history", "replay", topic=topic, key=key, since=since, until=until).rowcount
