@@ -113,7 +113,7 @@ class Settings(LogSettings):
     """
 
     dsn: Annotated[SecretStr, Field(description="Postgres URI of the database that holds the outbox.")]
-    bootstrap_servers: Annotated[str, Field(min_length=1, description="Kafka brokers, host:port, comma separated.")]
+    bootstrap_servers: Annotated[str, Field(description="Kafka brokers, host:port, comma separated.")]
     table: Annotated[
         str,
         Field(description="The outbox table, optionally with its schema, in which * stands for any characters."),
@@ -173,6 +173,8 @@ class Settings(LogSettings):
         from psycopg import ProgrammingError  # Imported here, so that consumers without Postgres need no driver.
         from psycopg.conninfo import conninfo_to_dict
 
+        if cls.model_fields["dsn"].is_required() and not dsn.get_secret_value().strip():
+            raise ValueError("it is empty; expected postgresql://user:password@host:port/database")
         try:
             given = conninfo_to_dict(dsn.get_secret_value())
         except ProgrammingError:

@@ -11,11 +11,19 @@ from outbox_plugin.embedded.stack import DEFAULT_STATE_DIR, EmbeddedStack
 from outbox_plugin.threads.signals import ending_signals, stop_on
 
 
+def _folder(_: click.Context, __: click.Parameter, name: str) -> Path:
+    """The folder of that name. An empty name, as of a variable that is not set, would be the working directory."""
+    if not name:
+        raise click.BadParameter("expected the name of a folder (given: '').")
+    return Path(name)
+
+
 @click.command()
 @click.option(
     "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=DEFAULT_STATE_DIR,
+    type=click.Path(file_okay=False),
+    callback=_folder,
+    default=str(DEFAULT_STATE_DIR),
     show_default=True,
     help="The folder that the servers keep their data in.",
 )

@@ -63,6 +63,14 @@ def test_servers_whose_folder_cannot_be_written_to_say_so_in_a_line(not_a_folder
     assert done.stderr.count("\n") == 1
 
 
+def test_an_empty_name_of_the_folder_does_not_mean_the_working_directory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "outbox_plugin", "dev", "--state-dir", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "outbox: Invalid value for '--state-dir': expected the name of a folder (given: '').\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_jars_that_cannot_be_kept_are_missing_jars(not_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So `outbox dev` goes on with the mock broker, and says why."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(not_a_folder))

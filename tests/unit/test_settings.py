@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_plugin.errors import InvalidSetting
+from outbox_plugin.kafka_settings import kafka_settings
 from outbox_plugin.settings import LogSettings, Settings
 
 DSN = "postgresql://app:s3cret@db:5432/shop"
@@ -47,7 +48,9 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"bootstrap_servers": "kafka:70000"}, "OUTBOX_BOOTSTRAP_SERVERS: expected brokers as host:port, with commas"),
         ({"dsn": "db:5432/shop"}, "OUTBOX_DSN: not a Postgres URI; expected postgresql://"),
         ({"dsn": "postgresql://app:s3cret@db:port/shop?x"}, "OUTBOX_DSN: not a Postgres URI"),
-        ({"bootstrap_servers": ""}, "OUTBOX_BOOTSTRAP_SERVERS"),
+        ({"bootstrap_servers": ""}, "OUTBOX_BOOTSTRAP_SERVERS: expected brokers as host:port, with commas"),
+        ({"dsn": ""}, "OUTBOX_DSN: it is empty; expected postgresql://"),
+        ({"dsn": " "}, "OUTBOX_DSN: it is empty; expected postgresql://"),
         ({"delivery": "twice"}, "OUTBOX_DELIVERY: Input should be 'exactly-once' or 'at-least-once' (given: 'twice')"),
         ({"shards": 0}, "OUTBOX_SHARDS: Input should be greater than or equal to 1 (given: 0)"),
         ({"shards": "many"}, "OUTBOX_SHARDS"),
@@ -117,6 +120,11 @@ def test_a_dsn_that_libpq_reads_as_it_is_meant_is_taken(dsn: str) -> None:
 def test_a_missing_setting_says_what_it_is_for() -> None:
     with pytest.raises(InvalidSetting, match="OUTBOX_DSN is not set: Postgres URI"):
         Settings(bootstrap_servers="kafka:9092")
+
+
+def test_an_empty_dsn_is_fine_for_one_who_needs_no_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBOX_DSN", "")
+    assert kafka_settings("kafka:9092", None).bootstrap_servers == "kafka:9092"
 
 
 def test_json_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
