@@ -10,6 +10,7 @@ from psycopg import generators
 from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import TextBinaryLoader
 
 from outbox_plugin.adapters.postgres_session import PostgresSession
 from outbox_plugin.core.intervals import MANY_ROWS
@@ -17,6 +18,8 @@ from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import ReadRequest
 from outbox_plugin.core.row import Rows
 from outbox_plugin.schema.connection import pipeline
+
+_ANY_OTHER_TYPE = 0  # To psycopg, the id of the types that it does not know.
 
 
 class RowReader:
@@ -33,6 +36,7 @@ class RowReader:
         self._binary = psycopg.Cursor(self._connection)
         for cursor in (self._simple, self._binary):
             cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)  # As it comes: see OutboxRow.
+            cursor.adapters.register_loader(_ANY_OTHER_TYPE, TextBinaryLoader)  # A text of an extension, as citext.
 
     def conditions(self, request: ReadRequest) -> tuple[tuple[str, ...], dict[str, object]]:
         """The conditions of a read, as names and values: the term's rows, in the span of ids, and not parked."""

@@ -84,10 +84,9 @@ JOIN (VALUES ('id', 'a BIGINT'), ('kafka_topic', 'a TEXT'), ('kafka_key', 'a TEX
     ON attname = name
 WHERE typbasetype = 0 AND NOT CASE
     WHEN name = 'id' THEN kind.oid = ANY (ARRAY['pg_catalog.int2'::regtype, 'pg_catalog.int4'::regtype, 'pg_catalog.int8'::regtype])
-    WHEN name = 'kafka_topic' THEN typcategory = 'S'
-    WHEN name = 'kafka_key' THEN typcategory = 'S' OR typcategory = 'E' OR kind.oid = 'pg_catalog.bytea'::regtype
+    WHEN name = 'kafka_topic' OR name = 'kafka_key' THEN typcategory = 'S'
     WHEN name = 'kafka_value' THEN typcategory = 'S' OR kind.oid = 'pg_catalog.bytea'::regtype
-    ELSE typcategory = 'A'
+    ELSE kind.oid = ANY (ARRAY['pg_catalog._text'::regtype, 'pg_catalog._varchar'::regtype, 'pg_catalog._bpchar'::regtype])
 END
 ORDER BY attnum
 
