@@ -29,9 +29,10 @@ def prepare(connector: Path) -> None:
     """Print the SQL that creates the view and prepares the table for it. Changes nothing, and Debezium goes on."""
     settings = Settings()
     view = outbox_view(settings, _router(connector))
+    statements = view.preparation()
     for difference in view.differences:
         click.echo(f"-- Not byte for byte as before: {difference}")
-    for statement in view.preparation():
+    for statement in statements:
         click.echo(f"{statement.as_string()};\n".encode())  # In UTF-8, whatever the terminal's encoding is.
 
 

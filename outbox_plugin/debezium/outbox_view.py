@@ -13,6 +13,7 @@ from psycopg import sql
 from outbox_plugin.core.whole_record import MAX_HEX_BYTES, WHOLE_RECORD_HEADER
 from outbox_plugin.debezium.event_router import PAYLOAD_FIELD, EventRouter, Form, InvalidConnector
 from outbox_plugin.schema.statements import identifier
+from outbox_plugin.schema.whole_records import COLUMNS
 
 PLACE, CREATED_AT, LEADER = "outbox_place", "outbox_created_at", "outbox_leader"
 _PLACE, _CREATED_AT, _LEADER = map(sql.Identifier, (PLACE, CREATED_AT, LEADER))
@@ -69,7 +70,12 @@ class OutboxView:
     """Composes the statements for one table and one view."""
 
     def __init__(
-        self, router: EventRouter, columns: Sequence[Column], writers: Sequence[str], view: Sequence[str]
+        self,
+        router: EventRouter,
+        columns: Sequence[Column],
+        writers: Sequence[str],
+        view: Sequence[str],
+        present: Sequence[Column] = (),
     ) -> None:
         """Check that the table has the columns that the router reads, with supported types.
 
@@ -78,6 +84,8 @@ class OutboxView:
             columns: the table's columns, in their order.
             writers: the roles that may insert into it, other than its owner; PUBLIC may be one.
             view: the schema and the name of the view.
+            present: the columns of the view that is there by this name. It keeps them, because Postgres cannot drop
+                columns of a view.
 
         Raises:
             InvalidConnector: a column is missing, or has a type that cannot be written as the converters write it.
@@ -87,10 +95,12 @@ class OutboxView:
         self._base = identifier((router.schema, router.table))
         self._writers = writers
         self._view = identifier(view)
+        self._had_whole_records = {column.name for column in present} >= set(COLUMNS)
         self.sequence = sql.Identifier(router.schema, _shortened(router.table, "_outbox_place_seq")).as_string()
         self._sequence = self._named("_outbox_place_seq")
         self._next_place = sql.SQL("pg_catalog.nextval({})").format(sql.Literal(self.sequence))
-        self._select = self._composed_select()
+        self._made = self._composed_columns()
+        self._present = present
 
     @property
     def differences(self) -> list[str]:
@@ -114,12 +124,21 @@ class OutboxView:
 
     @property
     def makes_whole_records(self) -> bool:
-        """Whether only the columns of whole records can hold the records: bytes as keys, timestamps, or partitions."""
+        """Whether only the columns of whole records can hold the records, or the view that is there has them.
+
+        Bytes as keys, timestamps and partitions need them.
+        """
         router = self._router
-        return router.key_form is Form.BYTES or bool(router.timestamp_column or router.partition_column)
+        needed = router.key_form is Form.BYTES or bool(router.timestamp_column or router.partition_column)
+        return needed or self._had_whole_records
 
     def preparation(self) -> list[sql.Composed]:
-        """Statements that the table's owner runs once, one by one. No row gets a place yet, and Debezium goes on."""
+        """Statements that the table's owner runs once, one by one. No row gets a place yet, and Debezium goes on.
+
+        Raises:
+            InvalidConnector: Postgres cannot replace the view that is there by the new one.
+        """
+        self._check_replacement()
         names = {
             "base": self._base,
             "sequence": self._sequence,
@@ -200,7 +219,7 @@ class OutboxView:
         return identifier((self._router.publication,))
 
     def _made_view(self) -> sql.Composed:
-        return sql.SQL("CREATE OR REPLACE VIEW {} AS\n{}").format(self._view, self._select)
+        return sql.SQL("CREATE OR REPLACE VIEW {} AS\n{}").format(self._view, self._composed_select())
 
     def _view_default(self) -> sql.Composed:
         return sql.SQL("ALTER VIEW {} ALTER COLUMN id SET DEFAULT {}").format(self._view, self._next_place)
@@ -249,8 +268,21 @@ class OutboxView:
     def _named(self, suffix: str) -> sql.Composable:
         return identifier((self._router.schema, _shortened(self._router.table, suffix)))
 
-    def _composed_select(self) -> sql.Composed:
-        columns = {
+    def _check_replacement(self) -> None:
+        """Raises InvalidConnector if Postgres could not replace the view that is there by the new one."""
+        made = list(self._made)
+        types = {"kafka_value": "bytea" if self._router.value_form is Form.BYTES else "text"}
+        for place, column in enumerate(self._present):
+            if made[place : place + 1] == [column.name] and types.get(column.name, column.type) == column.type:
+                continue
+            raise InvalidConnector(
+                f"OUTBOX_TABLE: the view {self._view.as_string()} has the column {column.name!r} of the type "
+                f"{column.type}, which Postgres cannot replace by what this connector needs: stop the harvesters, drop "
+                "the view, run this command again and its SQL, then `outbox migrate` and the SQL of `outbox grants`"
+            )
+
+    def _composed_columns(self) -> dict[str, sql.Composable]:
+        return {
             "id": _PLACE,
             "create_time": _CREATED_AT,
             "kafka_topic": self._topic(),
@@ -261,10 +293,12 @@ class OutboxView:
             "xmin": sql.SQL("xmin"),
             **(self._whole_record() if self.makes_whole_records else {}),
         }
+
+    def _composed_select(self) -> sql.Composed:
         # `CREATE OR REPLACE VIEW` can only add columns behind those that a view has.
         return sql.SQL("SELECT {columns}\nFROM {base}\nWHERE {place} IS NOT NULL").format(
             columns=sql.SQL(",\n       ").join(
-                sql.SQL(f"{{}} AS {name}").format(expression) for name, expression in columns.items()
+                sql.SQL(f"{{}} AS {name}").format(expression) for name, expression in self._made.items()
             ),
             base=self._base,
             place=_PLACE,

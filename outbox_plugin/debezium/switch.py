@@ -52,9 +52,11 @@ def outbox_view(settings: Settings, router: EventRouter) -> OutboxView:
             )
         columns = [Column(*row) for row in _ask(connection, "columns", router)]
         writers = [writer for (writer,) in _ask(connection, "writers", router)]
-        view = OutboxView(router, columns, writers, with_schema(connection, settings.table).rsplit(".", 1))
+        name = with_schema(connection, settings.table).rsplit(".", 1)
+        _check_name(connection, settings, router)
+        view = OutboxView(router, columns, writers, name, _columns_of_view(connection, name))
         _check_encoding(connection, view)
-        _check_names(connection, settings, router, view)
+        _check_sequence(connection, router, view)
         _check_owner(connection, router)
         _check_insertion(connection, router)
         return view
@@ -104,13 +106,23 @@ def _check_encoding(connection: _Connection, view: OutboxView) -> None:
         )
 
 
-def _check_names(connection: _Connection, settings: Settings, router: EventRouter, view: OutboxView) -> None:
-    """Raises InvalidConnector if something else has the name of the view or of its sequence."""
+def _columns_of_view(connection: _Connection, name: Sequence[str]) -> list[Column]:
+    """The columns of the view that is there by this name; none if there is no such view."""
+    base = sql.Identifier(*name).as_string()
+    return [Column(*row) for row in connection.execute(statement("debezium", "columns", base), {"base": base})]
+
+
+def _check_name(connection: _Connection, settings: Settings, router: EventRouter) -> None:
+    """Raises InvalidConnector if something else has the name of the view."""
     if _stored(connection, settings) not in (None, (router.schema, router.table, True)):
         raise InvalidConnector(
             f"OUTBOX_TABLE: {settings.table!r} exists, and is not a view of {router.schema}.{router.table}: expected a "
             "name for a new view"
         )
+
+
+def _check_sequence(connection: _Connection, router: EventRouter, view: OutboxView) -> None:
+    """Raises InvalidConnector if something else has the name of the view's sequence."""
     if _ask(connection, "sequence_of_another", router, sequence=view.sequence):
         raise InvalidConnector(
             f"table.include.list: the sequence {view.sequence} exists, and does not belong to "

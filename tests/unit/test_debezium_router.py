@@ -332,6 +332,23 @@ def test_what_the_worker_may_have_must_be_said(missing: str) -> None:
         event_router({name: value for name, value in LEAST.items() if name != missing})
 
 
+def test_a_view_whose_columns_postgres_cannot_replace_is_refused() -> None:
+    """The value of the one that is there is a text, and a connector of bytes makes bytes of it."""
+    present = [Column("id", "bigint"), Column("create_time", "timestamp with time zone"), Column("kafka_topic", "text")]
+    present += [Column("kafka_key", "text"), Column("kafka_value", "text")]
+    changed = {"value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter"}
+    view = OutboxView(
+        event_router(LEAST | changed | {of_router("table.field.event.payload"): "raw"}),
+        [*COLUMNS, Column("raw", "bytea")],
+        (),
+        ("shop", "relayed"),
+        present,
+    )
+    with pytest.raises(InvalidConnector, match=r'"shop"\."relayed" has the column \'kafka_value\' of the type text'):
+        view.preparation()
+    assert OutboxView(event_router(LEAST), COLUMNS, (), ("shop", "relayed"), present).preparation()
+
+
 def test_a_plug_in_without_publications_is_refused_when_it_comes_to_that() -> None:
     view = OutboxView(event_router(LEAST | {"plugin.name": "decoderbufs"}), COLUMNS, (), ("shop", "relayed"))
     assert view.preparation()
