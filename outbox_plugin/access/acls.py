@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from outbox_plugin.access.roles import Role
 from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.core.coordinator_partition import TRANSACTION_STATE_TOPIC
 from outbox_plugin.errors import UserError
 from outbox_plugin.settings import Settings
 
@@ -70,6 +71,7 @@ def _own(settings: Settings, names: KafkaNames) -> list[Acl]:
         *election,
         Acl("topic", names.progress_topic, (*topic, "DescribeConfigs", "AlterConfigs")),
         Acl("transactional-id", f"{names.group}-", ("Write", "Describe"), prefixed=True),
+        Acl("topic", TRANSACTION_STATE_TOPIC, ("Describe", "DescribeConfigs")),  # To say why a transaction waits.
     ]
 
 

@@ -22,9 +22,11 @@ from outbox_plugin import Event, Harvester, Outbox, Settings, operate
 from outbox_plugin.access.acls import kafka_acls
 from outbox_plugin.access.roles import Role
 from outbox_plugin.adapters.broker_probe import all_brokers_answer
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
 from outbox_plugin.consuming import consume_range
 from outbox_plugin.consuming.topic_state import topic_state
 from outbox_plugin.coordination import Consumer
+from outbox_plugin.core.coordinator_partition import TRANSACTION_STATE_TOPIC
 from outbox_plugin.core.topic_ranges import plan
 from outbox_plugin.dagster.topic_end_offsets import topic_ends
 from outbox_plugin.errors import ServerRefused, UserError
@@ -123,6 +125,18 @@ def test_a_harvester_with_a_certificate_relays(
     with Harvester(harvester):
         drained(trusted)
     assert_exactly_once_in_order(consume(trusted, topic), 1, 100)
+
+
+def test_a_harvester_may_see_why_no_broker_coordinates_its_transactions(
+    login: Login, trusted: Settings, topic: str
+) -> None:
+    insert_numbered(trusted, topic, 1, 1)
+    with Harvester(trusted):
+        drained(trusted)  # From then on, Kafka has the topic.
+    with closing(KafkaAdmin(login(Role.HARVESTER, topics=[topic]))) as admin:
+        found = admin.client.list_topics(TRANSACTION_STATE_TOPIC, timeout=30).topics[TRANSACTION_STATE_TOPIC]
+        assert (found.error, len(found.partitions) > 0) == (None, True)
+        assert admin.least_in_sync(TRANSACTION_STATE_TOPIC, lambda: True) == 1
 
 
 def test_a_topic_without_a_right_is_refused_and_the_others_flow(login: Login, trusted: Settings, topic: str) -> None:
