@@ -178,7 +178,12 @@ def main() -> None:
         if error.errno not in _OUTPUT_FAILS:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it writes the rest at its end.
-        _refuse(f"the output cannot be written: {error.strerror}")
+        _refuse(f"the output cannot be written: {error.strerror}; if the command changes something, that may be done")
+        sys.exit(UserError.exit_code)
+    except UnicodeEncodeError as error:
+        if error.encoding == sys.getfilesystemencoding():
+            raise
+        _refuse(f"the output cannot be written in {error.encoding}: set PYTHONIOENCODING=utf-8")
         sys.exit(UserError.exit_code)
 
 

@@ -98,7 +98,7 @@ class DeadLetters:
         return [number for (number,) in self._run(name, ids=None if ids is None else [*ids], group=group)]
 
     def _run(self, name: str, **values: object) -> Sequence[tuple[Any, ...]]:
-        with command_connection(self._settings, purpose="outbox inbox") as connection:
+        with command_connection(self._settings, purpose="outbox inbox", role="operator") as connection:
             table = with_schema(connection, self._settings.table)
             return connection.execute(statement("inbox", name, table), values).fetchall()
 

@@ -73,7 +73,10 @@ def operator_transaction(settings: Settings) -> Iterator[OperatorTransaction]:
             f"OUTBOX_OUTBOXES names {len(settings.outboxes)} outboxes, and this concerns one of them: take one of "
             "Settings().each(), or use `outbox` with --outbox; nothing was changed"
         )
-    with command_connection(settings, purpose="outbox (order)") as connection, _transaction(connection):
+    with (
+        command_connection(settings, purpose="outbox (order)", role="operator") as connection,
+        _transaction(connection),
+    ):
         yield OperatorTransaction(settings, connection)
 
 

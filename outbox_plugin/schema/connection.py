@@ -223,13 +223,18 @@ def errors_as_refusals(settings: Settings) -> Iterator[None]:
         raise SchemaMissing(f"{one_line(error)}; run `outbox migrate` first (OUTBOX_TABLE={settings.table})") from None
     except psycopg.errors.InvalidSchemaName as error:
         raise SchemaMissing(f"{one_line(error)}; {_who_makes(error)}") from None
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise ServerRefused(
+            f"Postgres, as OUTBOX_DSN names it: {one_line(error)}; name the primary, and a role whose transactions may "
+            "write"
+        ) from None
     except psycopg.Error as error:
         raise ServerRefused(f"Postgres, as OUTBOX_DSN names it: {one_line(error)}") from None
 
 
 @contextmanager
 def command_connection(
-    settings: Settings, *, purpose: str = "outbox", is_patient: bool = False
+    settings: Settings, *, purpose: str = "outbox", is_patient: bool = False, role: str | None = None
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A connection that a command works on. Errors of psycopg become ours, the loss of the connection another one.
 
@@ -237,6 +242,7 @@ def command_connection(
         settings: name the database.
         purpose: the session's name in `pg_stat_activity`.
         is_patient: connect as `connect_patiently` does.
+        role: of `outbox grants`, which has the rights for the command. One who lacks them is told so.
 
     Raises:
         SchemaMissing, ServerRefused: as `errors_as_refusals`.
@@ -247,6 +253,11 @@ def command_connection(
         try:
             yield connection
         except psycopg.Error as error:
+            if role is not None and isinstance(error, psycopg.errors.InsufficientPrivilege):
+                raise ServerRefused(
+                    f"Postgres, as OUTBOX_DSN names it: {one_line(error)}; grant what `outbox grants --role {role}` "
+                    "prints"
+                ) from None
             if not is_connection_lost(error):
                 raise
             raise went_away(error) from None

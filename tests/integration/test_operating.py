@@ -13,6 +13,7 @@ from select import select
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from outbox_plugin import Harvester, Settings, operate
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
@@ -439,3 +440,18 @@ def test_a_session_that_the_server_ends_is_a_loss_of_the_connection(settings: Se
 
     with pytest.raises(StoreUnavailable, match=r"went away: .*idle-in-transaction timeout"):
         has_no_session()
+
+
+@pytest.mark.parametrize(
+    ("option", "command", "said"),
+    [
+        ("role=pg_read_all_settings", "pause", "grant what `outbox grants --role operator` prints"),
+        ("role=pg_read_all_settings", "inbox retry --all", "grant what `outbox grants --role operator` prints"),
+        ("default_transaction_read_only=on", "pause", "name the primary, and a role whose transactions may write"),
+    ],
+)
+def test_one_who_may_not_is_told_what_to_do(settings: Settings, option: str, command: str, said: str) -> None:
+    dsn = make_conninfo(settings.dsn.get_secret_value(), options=f"-c {option}")
+    done = run_outbox(*command.split(), env={**environment(settings), "OUTBOX_DSN": dsn})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.rstrip().endswith(f"; {said}")
