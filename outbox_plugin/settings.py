@@ -201,6 +201,8 @@ class Settings(LogSettings):
                 "expected a table name, or schema.table, of letters, digits, _ and $; the schema may have *, which "
                 "stands for any characters"
             )
+        if table.startswith("pg_") and "." in table:
+            raise ValueError("expected another schema: those that begin with pg_ are Postgres's own")
         return table
 
     @field_validator("group", "leader_topic", "leader_group")
