@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ use_archives(os.environ)
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own. It ends with us.
 
 
+LOG_LINES = 40
 LEFT_OUT = pytest.StashKey[set[str]]()
 MAKING_ARCHIVES = pytest.StashKey["subprocess.Popen[bytes]"]()
 
@@ -141,6 +142,18 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert not [described(each) for each in running]
     left = [each.name for each in threading.enumerate() if each not in before and each.name.startswith("outbox-")]
     assert not left
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the servers' logs with a test that fails: they are deleted after the run."""
+    report = yield
+    servers = getattr(item, "funcargs", {}).get("servers")
+    if report.failed and isinstance(servers, EmbeddedStack):
+        for log in sorted(servers.folder.glob("*/*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            report.sections.append((f"the end of {log.name}", "\n".join(lines[-LOG_LINES:])))
+    return report
 
 
 def described(process: psutil.Process) -> str:
