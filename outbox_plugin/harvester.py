@@ -274,9 +274,10 @@ class Harvester(Background):
     def _write_registration(
         self, registration: HarvesterRegistration, identity: OutboxIdentity, *, keep: bool
     ) -> _Registration:
-        """Register our group, delivery and number of shards with the outbox."""
+        """Register our group, delivery, retention and number of shards with the outbox."""
         registration.register_group(adopt=self._adopt)
         registration.register_delivery(adopt=self._adopt)
+        registration.register_retention()
         self._signer, terms = registration.signer(), registration.terms()
         self._is_new = terms.number == 0
         return _Registration(identity, terms, registration.register_layout(keep=keep))

@@ -191,6 +191,13 @@ class HarvesterRegistration:
                 "stop all its harvesters, then start one with `outbox harvest --adopt`"
             )
 
+    def register_retention(self) -> None:
+        """Remember for how long the outbox keeps published rows; who starts last, decides.
+
+        Outboxes of one schema share the days of the history. A day is dropped when the longest of their times is over.
+        """
+        self._run("identity", "register_retention", keep=self._settings.retention or None)
+
     def _remembered(self, name: str, **values: object) -> str:
         """What the database remembers after the statement `name`.
 

@@ -19,30 +19,23 @@ class HistoryPartitions:
     """Calls a function of the database that makes and drops partitions: a harvester need not own the table."""
 
     def __init__(self, settings: Settings) -> None:
-        """`settings.retention` says how long a day is kept; None if the outbox keeps no rows."""
+        """`settings.retention` says how long a day is kept."""
         self._settings = settings
-        self._is_recorded = False
         self._next_at = 0.0
 
     def maintain(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         """Once an hour, make the partitions of the days to come, and drop the days whose time is over.
 
-        It does not wait for a lock that somebody else holds, such as a dump. It tries again after a few minutes. Other
-        outboxes may keep their rows for longer in the same days: so the first call records how long this one does.
+        A day stays for the longest time that an outbox of the schema has registered. It does not wait for a lock that
+        somebody else holds, such as a dump. It tries again after a few minutes.
 
         Raises:
             psycopg.Error: whatever Postgres says.
         """
-        keep, name = self._settings.retention or None, self._settings.table
-        if time.monotonic() < self._next_at or (keep is None and self._is_recorded):
+        if time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + RETRY_SECONDS
-        table = with_schema(connection, name)
-        if not self._is_recorded:
-            connection.execute(statement("history", "keep_for", table), {"keep": keep, "table": name})
-            self._is_recorded = True
-        if keep is None:
-            return
-        [(done,)] = connection.execute(statement("history", "keep_days", table), {"keep": keep}).fetchall()
+        query = statement("history", "keep_days", with_schema(connection, self._settings.table))
+        [(done,)] = connection.execute(query, {"keep": self._settings.retention}).fetchall()
         if done:
             self._next_at = time.monotonic() + INTERVAL_SECONDS

@@ -43,7 +43,7 @@ class PostgresShardStore:
         self._rows = RowReader(self.session)
         self._limit = RecordLimit(largest_record_bytes(settings))
         self._leadership: Leadership | None = None
-        self._history = HistoryPartitions(settings)
+        self._history = HistoryPartitions(settings) if settings.retention else None
         try:
             self.maintain_history()
         except BaseException:
@@ -53,20 +53,20 @@ class PostgresShardStore:
     @property
     def keeps_history(self) -> bool:
         """Whether rows that are deleted go into the history."""
-        return bool(self.session.settings.retention)
+        return self._history is not None
 
     def maintain_history(self) -> None:
         """Make and drop the partitions of the history. It runs on the reader, so a purge never waits for it.
 
         An error of Postgres does not end the term. If the partition of a day is missing in the end, the purge fails.
         """
-        try:
-            self._history.maintain(self.session.reader)
-        except psycopg.Error as error:
-            if self.session.reader.closed:
-                raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
-            hint = "; run `outbox migrate`" if isinstance(error, psycopg.errors.UndefinedColumn) else ""
-            logger.warning("the days of outbox_history could not be kept: %s%s", one_line(error), hint)
+        if self._history:
+            try:
+                self._history.maintain(self.session.reader)
+            except psycopg.Error as error:
+                if self.session.reader.closed:
+                    raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
+                logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
 
     @property
     def identity(self) -> OutboxIdentity:

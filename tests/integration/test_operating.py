@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from outbox_plugin import Harvester, Settings, operate
+from outbox_plugin.adapters.harvester_registration import HarvesterRegistration
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.postgres_marked_store import PostgresMarkedStore
 from outbox_plugin.adapters.postgres_wake_up import PostgresWakeUp
@@ -171,6 +172,16 @@ def test_days_are_dropped_after_their_time(settings: Settings) -> None:
     assert partitions == (4,)  # Yesterday, six days ago, today and tomorrow.
 
 
+@pytest.mark.parametrize("days", [7, None])
+def test_a_harvester_registers_for_how_long_it_keeps_rows(settings: Settings, days: int | None) -> None:
+    retention = None if days is None else timedelta(days=days)
+    with connect(settings) as connection:
+        connection.execute("UPDATE outbox_identity SET history_kept = '1 day'")
+        with Harvester(settings.model_copy(update={"retention": retention})):
+            pass
+        assert connection.execute("SELECT history_kept FROM outbox_identity").fetchall() == [(retention,)]
+
+
 def test_a_day_is_kept_for_the_longest_time_of_the_outboxes_that_share_it(settings: Settings) -> None:
     other = settings.model_copy(update={"table": "other", "group": f"{settings.group}-other"})
     migrate(other)
@@ -183,7 +194,10 @@ def test_a_day_is_kept_for_the_longest_time_of_the_outboxes_that_share_it(settin
         def after_a_term(kept: Settings, days: int | None) -> bool:
             """Whether the day is there after a term of an outbox with such a retention has begun."""
             retention = None if days is None else timedelta(days=days)
-            with closing(PostgresMarkedStore(kept.model_copy(update={"retention": retention}), 0, Layout(1, 1))):
+            kept = kept.model_copy(update={"retention": retention})
+            with connect(kept) as connection:
+                HarvesterRegistration(kept, connection).register_retention()
+            with closing(PostgresMarkedStore(kept, 0, Layout(1, 1))):
                 return "five_days_ago" in days_of(settings)
 
         assert after_a_term(settings, 7)

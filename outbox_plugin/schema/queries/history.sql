@@ -1,9 +1,3 @@
--- name: keep_for
--- Record how long the outbox keeps published rows. It locks no row if that is recorded.
-UPDATE {outbox_identity} SET history_kept = %(keep)s::interval
-WHERE table_name = %(table)s
-  AND (history_kept <> %(keep)s::interval OR (history_kept IS NULL) <> (%(keep)s::interval IS NULL))
-
 -- name: keep_days
 -- Create the partitions of the coming days, and drop those that are past the retention of all outboxes of the schema. Returns
 -- whether nothing is left to do.

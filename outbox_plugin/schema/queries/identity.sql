@@ -42,6 +42,11 @@ SET delivery = CASE WHEN delivery IS NULL OR %(adopt)s THEN %(delivery)s ELSE de
 WHERE table_name = %(table)s
 RETURNING delivery
 
+-- name: register_retention
+-- Record how long the outbox keeps published rows; NULL if it keeps none.
+UPDATE {outbox_identity} SET history_kept = %(keep)s::interval
+WHERE table_name = %(table)s
+
 -- name: secret
 -- The key with which the harvesters of this outbox sign heartbeats and progress records.
 SELECT secret FROM {outbox_secret} WHERE table_name = %(table)s
