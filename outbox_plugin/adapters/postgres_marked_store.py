@@ -20,7 +20,7 @@ from outbox_plugin.core.row import OutboxRow, RecordLimit, Rows, column
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import one_line
-from outbox_plugin.schema.connection import errors_as_unavailable, is_connection_lost
+from outbox_plugin.schema.connection import errors_as_unavailable
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
@@ -193,12 +193,10 @@ class PostgresMarkedStore(PostgresShardStore):
         name = "delete_into_history" if self.keeps_history else "delete"
         with errors_as_unavailable():
             try:
-                deleted = sum(self.session.delete(["not_durable"], [self.session.query("mark", name, **values)]))
-            except psycopg.Error as error:
-                if is_connection_lost(error):
-                    raise
+                [deleted] = self._purge(["not_durable"], [self.session.query("mark", name, **values)])
+            except StoreUnavailable:
                 self._keep_after_error(values)
-                raise self.session.deletion_failed(error, into_history=self.keeps_history) from error
+                raise
             # Another leader may have marked some. A trigger or a policy has kept the others.
             if deleted < len(ids) and (left := self._keep(values)):
                 raise self.session.cannot_delete(left)

@@ -16,7 +16,6 @@ from outbox_plugin.core.ordering_key import OrderingKey
 from outbox_plugin.core.postgres_ports import Control
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.errors import ForeignOutbox, LayoutChanged, StoreUnavailable
-from outbox_plugin.printable import one_line
 from outbox_plugin.schema.connection import IS_STANDBY, connect, errors_as_unavailable, pipeline
 from outbox_plugin.schema.statements import statement
 from outbox_plugin.schema.whole_records import takes_whole_records, whole_record_parts
@@ -258,19 +257,6 @@ class PostgresSession:
         return StoreUnavailable(
             f"Postgres: {rows} published row(s) of {self.settings.table!r} cannot be deleted: a trigger or a policy "
             "of the table keeps them. Nothing more is published until they can be"
-        )
-
-    def deletion_failed(self, error: psycopg.Error, *, into_history: bool) -> StoreUnavailable:
-        """The error to raise for `error`, by which a deletion of rows that Kafka has failed.
-
-        Args:
-            error: what Postgres said.
-            into_history: whether the rows were to be moved to the history.
-        """
-        what = "cannot be moved to outbox_history (OUTBOX_RETENTION)" if into_history else "cannot be deleted"
-        return StoreUnavailable(
-            f"Postgres: published rows of {self.settings.table!r} {what}: {one_line(error)}. Nothing more is published "
-            "until they can be"
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from outbox_plugin.adapters import postgres_bad_rows
 from outbox_plugin.adapters.history_partitions import HistoryPartitions
 from outbox_plugin.adapters.kafka_clients import largest_record_bytes
 from outbox_plugin.adapters.leadership import Leadership
-from outbox_plugin.adapters.postgres_session import PostgresSession
+from outbox_plugin.adapters.postgres_session import PostgresSession, Query
 from outbox_plugin.adapters.row_reader import RowReader
 from outbox_plugin.core.bad_rows import BadRow
 from outbox_plugin.core.progress import OutboxIdentity
@@ -18,6 +18,7 @@ from outbox_plugin.core.row import RecordLimit
 from outbox_plugin.core.shards import Layout
 from outbox_plugin.errors import Fenced, StoreUnavailable
 from outbox_plugin.printable import logger_of, one_line
+from outbox_plugin.schema.connection import is_connection_lost
 from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
@@ -67,6 +68,26 @@ class PostgresShardStore:
                 if self.session.reader.closed:
                     raise StoreUnavailable(f"Postgres: {one_line(error)}") from error
                 logger.warning("the days of outbox_history could not be kept: %s", one_line(error))
+
+    def _purge(self, setup: Sequence[str], purges: Sequence[Query]) -> list[int]:
+        """How many rows each of `purges` has deleted. The arguments are those of the session's `delete`.
+
+        Raises:
+            StoreUnavailable: Postgres refuses to delete the rows, or to move them to the history.
+            psycopg.Error: the connection is lost.
+        """
+        if not purges:
+            return []
+        try:
+            return self.session.delete(setup, purges)
+        except psycopg.Error as error:
+            if is_connection_lost(error):
+                raise
+            what = "moved to outbox_history (OUTBOX_RETENTION)" if self.keeps_history else "deleted"
+            raise StoreUnavailable(
+                f"Postgres: published rows of {self.session.settings.table!r} cannot be {what}: {one_line(error)}. "
+                "Nothing more is published until they can be"
+            ) from error
 
     @property
     def identity(self) -> OutboxIdentity:

@@ -28,13 +28,7 @@ from outbox_plugin.core.row import OutboxRow, column
 from outbox_plugin.core.shards import Layout, Slice
 from outbox_plugin.core.window import BYTES_PER_WINDOW
 from outbox_plugin.errors import Fenced, StoreUnavailable
-from outbox_plugin.schema.connection import (
-    cancel_until_ended,
-    connect,
-    errors_as_unavailable,
-    is_connection_lost,
-    pipeline,
-)
+from outbox_plugin.schema.connection import cancel_until_ended, connect, errors_as_unavailable, pipeline
 from outbox_plugin.settings import Settings
 
 _EACH = -1  # Each value and each array has more bytes.
@@ -263,17 +257,6 @@ class PostgresWindowStore(PostgresShardStore):
         if left:
             raise self.session.cannot_delete(left)
         return sum(counts)
-
-    def _purge(self, first: Sequence[str], purges: Sequence[Query]) -> list[int]:
-        """How many rows each of `purges` has deleted."""
-        if not purges:
-            return []
-        try:
-            return self.session.delete(first, purges)
-        except psycopg.Error as error:
-            if is_connection_lost(error):
-                raise
-            raise self.session.deletion_failed(error, into_history=self.keeps_history) from error
 
     def _visible_to_the_read(self, publication: Publication) -> Query:
         return self._conditional_query(
