@@ -34,7 +34,7 @@ from outbox_plugin.relay.events import (
 from outbox_plugin.relay.poller import Poller, Source
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.task_group import TaskGroup
-from outbox_plugin.relay.timed_calls import AnswerWait, took
+from outbox_plugin.relay.timed_calls import AnswerWait, earliest, took
 
 MARKS_AHEAD = 1
 # No batch is sent while there are so many. The last batch before that may exceed them.
@@ -134,8 +134,7 @@ class AtLeastOnce:
     @property
     def waiting_for_postgres_since(self) -> float | None:
         """Since when it has waited to mark or delete rows; None while it does not."""
-        waits = self._poller.answer_wait.since, self._store_wait.since
-        return min((since for since in waits if since is not None), default=None)
+        return earliest(self._poller.answer_wait, self._store_wait)
 
     def prove(self, proved: Callable[[], None]) -> None:
         """Ask the database soon whether we still lead; `proved` is called if so."""

@@ -42,7 +42,7 @@ from outbox_plugin.relay.live_rows import LiveRows
 from outbox_plugin.relay.poller import Poller
 from outbox_plugin.relay.runtime import Runtime
 from outbox_plugin.relay.task_group import TaskGroup
-from outbox_plugin.relay.timed_calls import AnswerWait, TimedLog, took
+from outbox_plugin.relay.timed_calls import AnswerWait, TimedLog, earliest, took
 from outbox_plugin.relay.window_source import WindowSource
 
 Proved = Callable[[], None]
@@ -209,8 +209,7 @@ class ExactlyOnce:
     @property
     def waiting_for_postgres_since(self) -> float | None:
         """Since when it has waited to read or delete rows; None while it does not."""
-        waits = self._poller.answer_wait.since, self._store_wait.since
-        return min((since for since in waits if since is not None), default=None)
+        return earliest(self._poller.answer_wait, self._store_wait)
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""

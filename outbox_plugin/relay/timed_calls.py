@@ -34,6 +34,11 @@ class AnswerWait:
         self.since = None
 
 
+def earliest(*waits: AnswerWait) -> float | None:
+    """Since when the longest of several waits has lasted; None while there is none."""
+    return min((since for wait in waits if (since := wait.since) is not None), default=None)
+
+
 class TimedLog:
     """`TransactionalLog.publish`, timed."""
 
