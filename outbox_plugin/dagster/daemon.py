@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 from outbox_plugin import logs
 from outbox_plugin.dagster.daemon_supervision import RELEASED, DaemonAction, DaemonState, LeaseClock, decide, recent
-from outbox_plugin.dagster.outbox_place import libpq_environment, outbox_place
+from outbox_plugin.dagster.outbox_address import libpq_environment, outbox_address
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.harvester import Harvester, look_for_cycles_less_often
 from outbox_plugin.printable import logger_of
@@ -50,7 +50,7 @@ class Daemon:
     @classmethod
     def of(cls, settings: Settings) -> Daemon:
         """The outbox's daemon. All code locations and Dagster instances of this user of the machine share it."""
-        name = hashlib.sha256("\0".join(outbox_place(settings)).encode()).hexdigest()[:16]
+        name = hashlib.sha256("\0".join(outbox_address(settings)).encode()).hexdigest()[:16]
         return cls(settings, _state_folder() / "outbox-plugin" / name)
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dagster import AssetKey, DagsterInstance, TextMetadataValue
 
-from outbox_plugin.dagster.outbox_place import outbox_place
+from outbox_plugin.dagster.outbox_address import outbox_address
 from outbox_plugin.printable import printable
 from outbox_plugin.settings import Settings
 from outbox_plugin.status.health_rules import HealthResult
@@ -22,8 +22,10 @@ OBSERVATIONS = 6  # So many are looked at. Once an outbox has other keys, the ch
 
 def outbox_name(settings: Settings) -> str:
     """What distinguishes an outbox from others of the same deployment: its table, database and group."""
-    place = outbox_place(settings)
-    return printable(f"table {place.table} of {place.server}:{place.port}/{place.database}, group {place.group}")
+    address = outbox_address(settings)
+    return printable(
+        f"table {address.table} of {address.server}:{address.port}/{address.database}, group {address.group}"
+    )
 
 
 def observed_outboxes(instance: DagsterInstance, asset: AssetKey) -> list[str]:

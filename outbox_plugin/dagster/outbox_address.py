@@ -12,8 +12,8 @@ from psycopg.pq import Conninfo
 from outbox_plugin.settings import Settings
 
 
-class OutboxPlace(NamedTuple):
-    """An outbox's database, table and group. Two texts that libpq takes for the same database give the same place.
+class OutboxAddress(NamedTuple):
+    """An outbox's database, table and group. Two texts that libpq takes for the same database give the same address.
 
     Attributes:
         server: its hosts, or the name of a service of libpq's; empty for a socket on this machine.
@@ -30,7 +30,7 @@ class OutboxPlace(NamedTuple):
     group: str
 
 
-def outbox_place(settings: Settings) -> OutboxPlace:
+def outbox_address(settings: Settings) -> OutboxAddress:
     """Where the outbox is. What its URI leaves out is taken from libpq's variables (`PGHOST`, …), as libpq does."""
     given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
     known = {**libpq_environment(), **given}
@@ -38,7 +38,7 @@ def outbox_place(settings: Settings) -> OutboxPlace:
     server = ",".join(sorted(hosts.lower().split(",")))
     if service := known.get("service"):
         server = f"{_service(service)} {server}".rstrip()
-    return OutboxPlace(
+    return OutboxAddress(
         server,
         known.get("port", "").strip(",") or "5432",
         known.get("dbname") or known.get("user") or "",
