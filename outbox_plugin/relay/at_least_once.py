@@ -94,7 +94,6 @@ class AtLeastOnce:
         source = Source(self._control, self._rows_are_released, self._request, self._mark_rows, store.snapshot)
         self._poller = Poller(shard, source, self._tasks, wake_up, observe)
         self._marked: deque[tuple[str, Sequence[OutboxRow], float]] = deque()
-        self._found_nothing: ReadRequest | None = None  # The last request, if there were no rows to mark.
         self._delivered: list[int] = []  # To be purged; all carry the same mark.
         self._sender_done = False
         self._parked = ParkedKeys()
@@ -162,11 +161,9 @@ class AtLeastOnce:
         for _ in range(MARKS_OF_VANISHED_ROWS):
             asked_at = self._runtime.now()
             if rows := self._store.mark(self._marking_id, request):
-                self._found_nothing = None
                 self._confirmed_at = asked_at
                 return rows
-            if request == self._found_nothing or not self._store.has_unmarked(self._marking_id, request):
-                self._found_nothing = request
+            if not self._store.has_unmarked(self._marking_id, request):
                 return ()
         raise StoreUnavailable(
             "Postgres: rows are found, and none of them can be marked; does a trigger of the table prevent updates?"

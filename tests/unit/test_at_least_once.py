@@ -18,7 +18,7 @@ from outbox_plugin.core.postgres_ports import Control, ReadRequest
 from outbox_plugin.core.progress import OutboxIdentity
 from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Fenced, Refusal, StoreUnavailable
-from outbox_plugin.relay.at_least_once import AtLeastOnce
+from outbox_plugin.relay.at_least_once import MARKS_OF_VANISHED_ROWS, AtLeastOnce
 from outbox_plugin.relay.events import HarvestEvent, RowsParked, RowsRead
 from outbox_plugin.relay.runtime import Threads
 from outbox_plugin.settings import Settings
@@ -218,3 +218,28 @@ def test_a_term_ends_with_the_reason_where_no_row_can_be_marked() -> None:
     relay.take_over()
     with pytest.raises(StoreUnavailable, match="does a trigger of the table prevent updates"):
         relay.run()
+
+
+class Idle(Store):
+    """It has no rows at first. With the fifth mark, one comes that cannot be marked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows.clear()
+        self.marks = 0
+
+    def mark(self, mark_id: str, wanted: ReadRequest) -> Sequence[OutboxRow]:
+        self.marks += 1
+        if self.marks == 5:
+            self.rows[1] = None
+        return ()
+
+
+def test_an_idle_leader_notices_at_once_that_a_row_cannot_be_marked() -> None:
+    """Though it has asked for the same rows before, and found none: later rows must not overtake this one."""
+    store = Idle()
+    relay = AtLeastOnce(0, "leader", store, RefusingLog(), Threads(), lambda _: None)
+    relay.take_over()
+    with pytest.raises(StoreUnavailable, match="does a trigger of the table prevent updates"):
+        relay.run()
+    assert store.marks == 4 + MARKS_OF_VANISHED_ROWS
