@@ -34,7 +34,7 @@ def outbox_address(settings: Settings) -> OutboxAddress:
     """Where the outbox is. What its URI leaves out is taken from libpq's variables (`PGHOST`, …), as libpq does."""
     given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
     known = {**libpq_environment(), **given}
-    hosts = known.get("host") or known.get("hostaddr") or ""
+    hosts = known.get("hostaddr") or known.get("host") or ""  # As libpq, which connects to the address.
     server = ",".join(sorted(hosts.lower().split(",")))
     if service := known.get("service"):
         server = f"{_service(service)} {server}".rstrip()

@@ -141,6 +141,7 @@ def named(dsn: str, table: str = "outbox") -> Daemon:
         ("service=shop", "service=bank"),
         ("postgresql://alice@db", "postgresql://bob@db"),  # The database has the user's name.
         ("postgresql://db/shop", "postgresql://db/bank"),
+        ("host=db hostaddr=10.0.0.1 dbname=shop", "host=db hostaddr=10.0.0.2 dbname=shop"),
     ],
 )
 def test_two_databases_have_a_daemon_each(one: str, other: str) -> None:
