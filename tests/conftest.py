@@ -41,6 +41,7 @@ RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own. It ends w
 
 LOG_LINES = 40
 LEFT_OUT = pytest.StashKey[set[str]]()
+CRASHED = pytest.StashKey[list[str]]()
 MAKING_ARCHIVES = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
@@ -51,8 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin the count of the tests that this process leaves out."""
-    nothing: set[str] = set()
-    config.stash[LEFT_OUT] = nothing
+    config.stash[LEFT_OUT] = set()
+    config.stash[CRASHED] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -104,13 +105,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Collect the left-out tests of a process that has ended. (The library of these processes has no types.)"""
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Collect the left-out tests of a process that has ended, or how it ended where it has crashed.
+
+    The library of these processes has no types.
+    """
     node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", ()))
+    if error is not None:
+        code = node.gateway._io.wait()
+        memory = psutil.virtual_memory().available // 2**20
+        node.config.stash[CRASHED].append(f"{node.gateway.id}: exit code {code}, {memory:,} MiB of memory available")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """List the tests that were left out."""
+    """List the processes that have crashed, and the tests that were left out."""
+    for line in config.stash[CRASHED]:
+        terminalreporter.section(line)
     if left_out := config.stash[LEFT_OUT]:
         terminalreporter.section(f"left out: {len(left_out)} slow tests of other shares; `make test-long` runs them")
         for name in sorted(left_out):
