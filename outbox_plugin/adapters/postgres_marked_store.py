@@ -52,12 +52,15 @@ class PostgresMarkedStore(PostgresShardStore):
         raise StoreUnavailable("Postgres: the last leader of the shard still marks rows")
 
     def _delete_delivered(self) -> None:
-        """Delete rows that an earlier leader has delivered and could not delete."""
-        with self.session.durable_transaction() as run:
-            run("window", "configure_read")
-            found = run("mark", "delivered", delivered=DELIVERED).fetchall()
-        if ids := [id_ for (id_,) in found]:
-            self.delete(DELIVERED, ids)
+        """Delete the rows that a leader has delivered and could not delete, wherever in the table they are."""
+        while noted := self.session.run("mark", "noted_delivered").fetchall():
+            while ids := self._delivered_ids():
+                self.delete(DELIVERED, ids)
+            self.session.run("mark", "forget_delivered", noted=noted[0][0])
+
+    def _delivered_ids(self) -> list[int]:
+        with self.session.durable_transaction() as run:  # It has no time-out.
+            return [id_ for (id_,) in run("mark", "delivered", delivered=DELIVERED).fetchall()]
 
     def _end_markings(self) -> None:
         for (pid,) in self.session.run("mark", "markings").fetchall():
@@ -203,7 +206,7 @@ class PostgresMarkedStore(PostgresShardStore):
         return deleted
 
     def _keep(self, values: dict[str, object]) -> int:
-        """Let nobody mark the published rows again. Returns how many there are."""
+        """Let nobody mark the published rows again, and the next leader delete them. Returns how many there are."""
         return sum(self.session.delete(["durable"], [self.session.query("mark", "keep_delivered", **values)]))
 
     def _keep_after_error(self, values: dict[str, object]) -> None:

@@ -26,6 +26,10 @@ CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()
 KEEP_ROWS_BY_POLICY = """ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
 CREATE POLICY everything ON outbox FOR ALL USING (true);
 CREATE POLICY but_deletions ON outbox AS RESTRICTIVE FOR DELETE USING (kafka_key = 'no key')"""
+REFUSE_DELETIONS = """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'not now'; END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse()"""
+MANY = 20_000  # Rows before the one that is to be found.
 LET_GO = {
     KEEP_ROWS: "DROP TRIGGER keep ON outbox",
     KEEP_ROWS_BY_POLICY: "ALTER TABLE outbox DISABLE ROW LEVEL SECURITY",
@@ -119,6 +123,31 @@ def test_rows_that_the_history_refuses_are_published_once_and_hold_the_rest_back
         drained(settings)
     assert by_key(consume(settings, topic)) == {"a": ["1", "2"], "b": ["1"]}
     assert kept_values(settings) == ["1", "1", "2"]
+
+
+def test_a_published_row_behind_many_others_is_deleted_once_it_can_be(settings: Settings, topic: str) -> None:
+    """At least once, a row that could not be deleted is never marked again: the next leader must find it."""
+    insert(settings, topic, [("parked", "x" * 2_000_000)])
+    run(
+        settings,
+        f"INSERT INTO outbox (kafka_topic, kafka_key, kafka_value) SELECT '{topic}', 'parked', '' "
+        f"FROM generate_series(1, {MANY})",
+    )
+    ends: list[str | None] = []
+
+    def observe(event: HarvestEvent) -> None:
+        if isinstance(event, TermFinished):
+            ends.append(event.reason)
+
+    with Harvester(settings.model_copy(update={"delivery": "at-least-once"}), observe=observe):
+        eventually(lambda: read_status(settings).parked_keys == 1, 60)
+        run(settings, REFUSE_DELETIONS)
+        insert(settings, topic, [("a", "1")])
+        eventually(lambda: len(ends) >= 2, 60)
+        assert all("cannot be deleted" in str(reason) for reason in ends)
+        run(settings, "DROP TRIGGER refuse ON outbox")
+        eventually(lambda: backlog(settings) == 1 + MANY, 60)
+    assert by_key(consume(settings, topic)) == {"a": ["1"]}
 
 
 def kept_values(settings: Settings) -> list[str]:

@@ -85,15 +85,27 @@ WITH gone AS (DELETE FROM {outbox} AS old WHERE id = ANY (%(ids)s) AND leader_id
 {keep_gone}
 
 -- name: keep_delivered
--- Give the id of delivered rows to rows that a deletion has left behind, so that nobody marks them again. Only rows that still
--- carry the mark id.
-UPDATE {outbox} SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s
+-- Give the id of delivered rows to rows that a deletion has left behind, so that nobody marks them again, and have the next leader
+-- search for them. Only rows that still carry the mark id. Returns them.
+WITH kept AS (
+    UPDATE {outbox} AS old SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s RETURNING old.id
+), noted AS (
+    UPDATE {outbox_identity} SET delivered_noted = gen_random_uuid()
+    WHERE table_name = %(table)s AND EXISTS (SELECT FROM kept)
+)
+SELECT id FROM kept
+
+-- name: noted_delivered
+-- What the last `keep_delivered` has noted, unless all such rows have been deleted since.
+SELECT delivered_noted::text FROM {outbox_identity} WHERE table_name = %(table)s AND delivered_noted IS NOT NULL
+
+-- name: forget_delivered
+-- Have no leader search for delivered rows, unless somebody has left further ones since the search began.
+UPDATE {outbox_identity} SET delivered_noted = NULL WHERE table_name = %(table)s AND delivered_noted = %(noted)s::uuid
 
 -- name: delivered
--- The delivered rows that could not be deleted, among the earliest 20,000 rows. Those further behind are never marked, and are
--- found when they are among the earliest.
-SELECT id FROM (SELECT id, leader_id FROM {outbox} ORDER BY id LIMIT 20000) AS earliest
-WHERE leader_id = %(delivered)s
+-- Delivered rows that could not be deleted. It reads the whole table.
+SELECT id FROM {outbox} WHERE leader_id = %(delivered)s LIMIT 20000
 
 -- name: reset
 -- Remove the mark id from rows that were not delivered.
