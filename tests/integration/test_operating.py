@@ -206,6 +206,25 @@ def test_a_day_is_kept_for_the_longest_time_of_the_outboxes_that_share_it(settin
         assert not after_a_term(other, 1)
 
 
+def test_an_outbox_that_was_dropped_keeps_no_day_of_the_others(settings: Settings) -> None:
+    dropped = settings.model_copy(
+        update={"table": "dropped", "group": f"{settings.group}-dropped", "retention": timedelta(days=7)}
+    )
+    migrate(dropped)
+    kept = settings.model_copy(update={"retention": timedelta(days=1)})
+    with connect(settings) as connection:
+        HarvesterRegistration(dropped, connection).register_retention()
+        connection.execute(
+            "CREATE TABLE five_days_ago PARTITION OF outbox_history "
+            "FOR VALUES FROM (current_date - 5) TO (current_date - 4)"
+        )
+        HistoryPartitions(kept).maintain(connection)
+        assert "five_days_ago" in days_of(settings)
+        connection.execute("DROP TABLE dropped")
+        HistoryPartitions(kept).maintain(connection)
+    assert "five_days_ago" not in days_of(settings)
+
+
 def days_of(settings: Settings) -> set[str]:
     with psycopg.connect(settings.dsn.get_secret_value()) as connection:
         query = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_history'::regclass"
