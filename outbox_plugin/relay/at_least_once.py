@@ -82,7 +82,8 @@ class AtLeastOnce:
         self._store = store
         self._log = log
         self._answer_wait = AnswerWait(runtime)
-        self._store_wait = AnswerWait(runtime)  # The poller has another one.
+        self._store_wait = AnswerWait(runtime)  # Of the takeover and of the purges.
+        self._sender_store_wait = AnswerWait(runtime)
         self._runtime = runtime
         self._observe = observe
         self._dead_letters = bad_rows == "dead-letter"
@@ -99,7 +100,14 @@ class AtLeastOnce:
         self._parked = ParkedKeys()
         self._held = HeldKeys()
         self._bad_row_handler = BadRowHandler(
-            shard, store, runtime, observe, self._lock, self._note_parked, self._held.hold
+            shard,
+            store,
+            self._sender_store_wait,
+            runtime,
+            observe,
+            self._lock,
+            self._note_parked,
+            self._held.hold,
         )
         self._failures = Backoff(ERROR_FIRST, ERROR_LAST)
         self._confirmed_at = runtime.now()  # When the database last let us lead.
@@ -132,8 +140,8 @@ class AtLeastOnce:
 
     @property
     def waiting_for_postgres_since(self) -> float | None:
-        """Since when it has waited to mark or delete rows; None while it does not."""
-        return earliest(self._poller.answer_wait, self._store_wait)
+        """Since when it has waited for Postgres; None while it does not."""
+        return earliest(self._poller.answer_wait, self._store_wait, self._sender_store_wait)
 
     def prove(self, proved: Callable[[], None]) -> None:
         """Ask the database soon whether we still lead; `proved` is called if so."""
@@ -256,7 +264,8 @@ class AtLeastOnce:
         """Check that we still lead, unless that was checked a moment ago."""
         now = self._runtime.now()
         if now - self._confirmed_at > CONFIRM_SECONDS:
-            self._store.check_leads()
+            with self._answer_wait.interrupted_by(self._sender_store_wait):
+                self._store.check_leads()
             self._confirmed_at = now
 
     def _queue_purge(self, ids: list[int]) -> None:
@@ -275,7 +284,8 @@ class AtLeastOnce:
             if self._tasks.stopping:
                 return  # The next leader marks them, under an id of its own.
             ahead = [id_ for _, rows, _ in self._marked for id_ in column(rows, "id")]
-        self._store.reset(mark_id, [*ids, *ahead])
+        with self._sender_store_wait:
+            self._store.reset(mark_id, [*ids, *ahead])
         with self._lock:  # Rows marked meanwhile under the old id are not sent, but marked again.
             self._mark_id = self._runtime.new_id()
             self._marked.clear()

@@ -14,6 +14,7 @@ from outbox_plugin.core.row import OutboxRow
 from outbox_plugin.errors import Away, Refusal
 from outbox_plugin.relay.events import KeysHeld, Observer, RowsDeadLettered, RowsParked, held_topics
 from outbox_plugin.relay.runtime import Lock, Runtime
+from outbox_plugin.relay.timed_calls import AnswerWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class BadRowHandler:
     Args:
         shard: for the events that are observed.
         store: parks and dead-letters rows.
+        store_wait: lasts while the store does so.
         runtime: has the clock.
         observe: is told of rows that are parked or dead-lettered, and of keys that are held back.
         lock: is held while `note_parked` or `note_held` is called.
@@ -33,6 +35,7 @@ class BadRowHandler:
 
     shard: int
     store: ShardStore
+    store_wait: AnswerWait
     runtime: Runtime
     observe: Observer
     lock: Lock
@@ -42,7 +45,8 @@ class BadRowHandler:
 
     def park(self, bad: Sequence[BadRow]) -> None:
         """Park bad rows. Where the database refuses to park one, its key is held back and tried again."""
-        unrecorded = self.store.park(bad) if bad else ()
+        with self.store_wait:
+            unrecorded = self.store.park(bad) if bad else ()
         parked = without(bad, unrecorded)
         with self.lock:
             self.note_parked(parked)
@@ -55,7 +59,8 @@ class BadRowHandler:
 
     def dead_letter(self, bad: Sequence[BadRow]) -> dict[int, Refusal]:
         """Make bad rows dead letters. Returns the refusals of those that the database refuses to move."""
-        stuck = self.store.dead_letter(bad)
+        with self.store_wait:
+            stuck = self.store.dead_letter(bad)
         dead = without(bad, stuck)
         if dead:
             self.observe(RowsDeadLettered(self.shard, tuple(dead)))

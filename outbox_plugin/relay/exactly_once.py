@@ -85,7 +85,8 @@ class ExactlyOnce:
         self._log = log
         self._timed_log = TimedLog(shard, log, runtime, observe)
         self._answer_wait = AnswerWait(runtime)
-        self._store_wait = AnswerWait(runtime)  # The poller has another one.
+        self._store_wait = AnswerWait(runtime)  # Of the takeover and of the purges.
+        self._publisher_store_wait = AnswerWait(runtime)
         self._runtime = runtime
         self._observe = observe
         self._bad_rows = bad_rows
@@ -100,7 +101,14 @@ class ExactlyOnce:
         self._live_rows = LiveRows(shard, store, self._tasks, observe, self._join_queue)
         self._rows_beside_live = RowsBesideLive()
         self._bad_row_handler = BadRowHandler(
-            shard, store, runtime, observe, self._lock, self._windows.park, self._windows.hold
+            shard,
+            store,
+            self._publisher_store_wait,
+            runtime,
+            observe,
+            self._lock,
+            self._windows.park,
+            self._windows.hold,
         )
         source = WindowSource(store, self._windows, self._lock, self._live_rows, self._rows_beside_live).source()
         self._poller = Poller(shard, source, self._tasks, wake_up, observe)
@@ -126,7 +134,8 @@ class ExactlyOnce:
         """
         if self._shard != SETTLING_SHARD and not self._wait_for_settled_layout():
             return
-        self._store.lead(self._leader_id)
+        with self._store_wait:
+            self._store.lead(self._leader_id)
         with self._answer_wait:
             self._take_over()
 
@@ -144,7 +153,11 @@ class ExactlyOnce:
 
     def _wait_for_settled_layout(self) -> bool:
         """Wait until shard 0 has recovered the slices of earlier layouts; False when the term is to end."""
-        return not self._store.layout.former or self._tasks.wait_until(self._store.is_settled)
+        return not self._store.layout.former or self._tasks.wait_until(self._is_settled)
+
+    def _is_settled(self) -> bool:
+        with self._store_wait:
+            return self._store.is_settled()
 
     def _recover(self, log: TransactionalLog, slice_: Slice, generation: int) -> tuple[int, int]:
         """Delete what the fenced slice has published. Returns how many rows, and the generation that is fenced."""
@@ -208,8 +221,8 @@ class ExactlyOnce:
 
     @property
     def waiting_for_postgres_since(self) -> float | None:
-        """Since when it has waited to read or delete rows; None while it does not."""
-        return earliest(self._poller.answer_wait, self._store_wait)
+        """Since when it has waited for Postgres; None while it does not."""
+        return earliest(self._poller.answer_wait, self._store_wait, self._publisher_store_wait)
 
     def prove(self, proved: Proved) -> None:
         """Commit a transaction soon, to see whether we have been fenced; `proved` is called once it is committed."""
@@ -408,10 +421,12 @@ class ExactlyOnce:
                 raise
             self._log.close()
             self._log.read_progress(fenced=True)  # Raises LogUnavailable as long as its end is not decided there.
-            self._generation = self._store.raise_generation(self._slice, self._generation)
+            with self._answer_wait.interrupted_by(self._publisher_store_wait):
+                self._generation = self._store.raise_generation(self._slice, self._generation)
             self._log.fence(self._generation)
             self._observe(GenerationRaised(self._shard, self._generation))
-        self._store.check_leads()
+        with self._answer_wait.interrupted_by(self._publisher_store_wait):
+            self._store.check_leads()
 
     def _handle_refused_rows(self, window: Window, refused: RowsRefused) -> None:
         """Park or dead-letter the refused rows, so that the rest of the window can be published.

@@ -34,7 +34,7 @@ class Relay(Protocol):
 
     @property
     def waiting_for_postgres_since(self) -> float | None:
-        """Since when it has waited to read, mark or delete rows, on the relay's clock; None while it does not."""
+        """Since when it has waited for Postgres, on the relay's clock; None while it does not."""
         ...
 
     def prove(self, proved: Callable[[], None]) -> None:

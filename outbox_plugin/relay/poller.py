@@ -60,7 +60,7 @@ class Poller:
         self._wake_up = wake_up
         self._observe = observe
         self._now = tasks.runtime.now
-        self.answer_wait = AnswerWait(tasks.runtime)  # For Postgres, where rows are read or marked.
+        self.answer_wait = AnswerWait(tasks.runtime)  # For Postgres.
         self._schedule = PollSchedule(
             self._now(), can_sleep=wake_up is not None, can_split=source.live_rows is not None
         )
@@ -121,7 +121,8 @@ class Poller:
             empty_reads.forget()
 
     def _refresh(self) -> None:
-        control, released = self._source.control()
+        with self.answer_wait:
+            control, released = self._source.control()
         self._schedule.refreshed(control.sequence, paused=control.paused)
         if released:
             self._read_from_beginning()
@@ -140,7 +141,7 @@ class Poller:
     def _read(self, action: Read) -> Sequence[OutboxRow]:
         request = self._source.request(action)
         empty_reads = self._empty_reads[action.is_live]
-        if not action.is_sweep and empty_reads.may_skip(request) and empty_reads.is_unchanged(self._source.snapshot()):
+        if not action.is_sweep and empty_reads.may_skip(request) and empty_reads.is_unchanged(self._snapshot()):
             self._schedule.read_skipped()
             return ()
         began = self._now()
@@ -157,6 +158,10 @@ class Poller:
         if action.is_live and self._live_rows is not None:
             self._live_rows.forget_up_to(self._schedule.live_rows_above)
         return found.rows
+
+    def _snapshot(self) -> str:
+        with self.answer_wait:
+            return self._source.snapshot()
 
     def _find(self, action: Read, request: ReadRequest) -> Found:
         with self.answer_wait:

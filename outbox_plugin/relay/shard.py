@@ -26,8 +26,8 @@ CALM_SECONDS = 5.0
 LONG_WAIT_SECONDS = 5.0
 LONG_WAIT = f"Kafka has not answered for more than {LONG_WAIT_SECONDS:.0f} s"
 LONG_POSTGRES_WAIT = (
-    f"Postgres has not answered for more than {LONG_WAIT_SECONDS:.0f} s: another session may have locked the table, or "
-    "rows of it (see pg_locks)"
+    f"Postgres has not answered for more than {LONG_WAIT_SECONDS:.0f} s: another session may have locked a table of "
+    "the outbox, or rows (see pg_locks)"
 )
 LONG_TAKEOVER = f"Kafka, or Postgres, has not answered a takeover for more than {LONG_WAIT_SECONDS:.0f} s"
 

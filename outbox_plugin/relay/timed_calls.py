@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from outbox_plugin.core.kafka_ports import TransactionalLog
 from outbox_plugin.core.progress import ProgressRecord
@@ -32,6 +33,16 @@ class AnswerWait:
 
     def __exit__(self, *_: object) -> None:
         self.since = None
+
+    @contextmanager
+    def interrupted_by(self, other: AnswerWait) -> Iterator[None]:
+        """The stage waits for another answer first, in the midst of this wait."""
+        self.since = None
+        try:
+            with other:
+                yield
+        finally:
+            self.since = self._now()
 
 
 def earliest(*waits: AnswerWait) -> float | None:

@@ -86,6 +86,30 @@ def test_a_leader_that_waits_for_a_lock_for_long_says_so(settings: Settings, top
     assert by_key(consume(settings, topic)) == {"k": ["1"]}
 
 
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("busy", [False, True], ids=["asks for parked keys", "parks a key"])
+def test_a_leader_that_waits_for_another_lock_for_long_says_so(
+    settings: Settings, topic: str, delivery: Delivery, busy: bool
+) -> None:
+    """It waits for a table beside the outbox when it asks for commands, and when it parks a key."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value()) as other,
+        Harvester(settings.model_copy(update={"delivery": delivery})),
+    ):
+        insert(settings, topic, [("k", "1")])
+        drained(settings)
+        other.execute(f"LOCK TABLE outbox_parked IN {'SHARE' if busy else 'ACCESS EXCLUSIVE'} MODE")
+        if busy:
+            insert(settings, topic, [("bad", "x" * 2_000_000)])
+        eventually(lambda: trouble(settings) == LONG_POSTGRES_WAIT, 60)
+        other.rollback()
+        eventually(lambda: trouble(settings) is None, 60)
+
+
+def trouble(settings: Settings) -> str | None:
+    return read_status(settings).shards[0].trouble
+
+
 def test_it_takes_turns_with_whoever_else_is_in_the_leader_group(settings: Settings, topic: str, group: str) -> None:
     """As goharvest is: a member of the leader group, with an older assignor, that owns the leader topic's partition."""
     shared = {"leader_topic": create_topic(settings, f"{group}.neli", 1), "leader_group": f"{group}.goharvest"}
