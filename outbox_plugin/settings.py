@@ -201,8 +201,10 @@ class Settings(LogSettings):
                 "expected a table name, or schema.table, of letters, digits, _ and $; the schema may have *, which "
                 "stands for any characters"
             )
-        if table.startswith("pg_") and "." in table:
-            raise ValueError("expected another schema: those that begin with pg_ are Postgres's own")
+        if "." in table and table.startswith(("pg_", "information_schema.")):
+            raise ValueError(
+                "expected another schema: information_schema, and those that begin with pg_, are Postgres's own"
+            )
         return table
 
     @field_validator("group", "leader_topic", "leader_group")

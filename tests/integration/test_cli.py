@@ -57,6 +57,14 @@ def test_an_unreachable_database(settings: Settings) -> None:
         assert "Postgres, as OUTBOX_DSN names it: connection" in refused(settings, command, OUTBOX_DSN=nowhere)
 
 
+@pytest.mark.parametrize("schema", ["information_schema", "pg_catalog", "pg_temp", "pg_toast"])
+def test_a_schema_of_postgres_itself_takes_no_outbox(settings: Settings, schema: str) -> None:
+    line = refused(settings, "migrate", OUTBOX_TABLE=f"{schema}.outbox")
+    assert "information_schema, and those that begin with pg_, are Postgres's own" in line
+    with psycopg.connect(settings.dsn.get_secret_value()) as connection:
+        assert connection.execute("SELECT FROM pg_class WHERE relname = 'outbox'").fetchall() == []
+
+
 def test_an_unreachable_broker(settings: Settings) -> None:
     migrate(settings)
     nowhere = f"127.0.0.1:{free_port()}"
