@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import Conninfo
+from psycopg.pq import Conninfo, PGconn
 
 from outbox_plugin.settings import Settings
 
+_WORD, _ESCAPED = re.compile(r"(?:\\.|\S)+", re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
+_SCHEMA = re.compile(r"[^\W\d][\w$]*", re.ASCII)  # One name, without quotes.
+
 
 class OutboxAddress(NamedTuple):
-    """An outbox's database, table and group. Two texts that libpq takes for the same database give the same address.
+    """An outbox's database, table and group. Texts that libpq takes for the same servers give the same address.
+
+    Two outboxes never have the same address: otherwise one's daemon would wait for the other's for ever. One outbox may
+    have two: then each has a daemon, and one stands by. So two texts whose servers cannot be compared here, such as a
+    name and its alias, are two addresses.
 
     Attributes:
-        server: its hosts, or the name of a service of libpq's; empty for a socket on this machine.
+        server: its hosts, or the folder of the socket on this machine; with the name of a service of libpq's.
         port: its port, or a port for each host.
         database: its name.
         table: the outbox's table, without the schema `public`.
@@ -34,17 +45,77 @@ def outbox_address(settings: Settings) -> OutboxAddress:
     """Where the outbox is. What its URI leaves out is taken from libpq's variables (`PGHOST`, …), as libpq does."""
     given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
     known = {**libpq_environment(), **given}
-    hosts = known.get("hostaddr") or known.get("host") or ""  # As libpq, which connects to the address.
-    server = ",".join(sorted(hosts.lower().split(",")))
-    if service := known.get("service"):
-        server = f"{_service(service)} {server}".rstrip()
+    service = _service(known["service"]) if "service" in known else ""
+    servers = _servers(known, "" if service else _socket_folder())
+    hosts, ports = (list(each) for each in zip(*servers, strict=True))
     return OutboxAddress(
-        server,
-        known.get("port", "").strip(",") or "5432",
+        f"{service} {','.join(hosts)}".strip(),
+        ",".join(ports if len(set(ports)) > 1 else ports[:1]),
         known.get("dbname") or known.get("user") or "",
-        settings.table.removeprefix("public."),
+        _table(settings.table, _search_path(known.get("options", ""))),
         settings.group,
     )
+
+
+def _servers(known: Mapping[str, str], default: str) -> list[tuple[str, str]]:
+    """Each host with its port, in an order that does not depend on the text's: libpq tries one after the other.
+
+    Args:
+        known: the parameters of the connection.
+        default: the host where none is named.
+    """
+    names, addresses = known.get("host", "").split(","), known.get("hostaddr", "").split(",")
+    count = len(addresses) if "hostaddr" in known else len(names)
+    ports = known.get("port", "").split(",")
+    ports *= count if len(ports) == 1 else 1
+    # As libpq, which connects to the address if there is one.
+    hosts = [address or name for address, name in zip_longest(addresses, names, fillvalue="")]
+    pairs = zip_longest(hosts[:count], ports[:count], fillvalue="")
+    return sorted({(_host(host or default), port or "5432") for host, port in pairs})
+
+
+def _host(name: str) -> str:
+    """The name of a host, in one form. It may be the folder of a socket, whose name has cases."""
+    if name.startswith("/"):
+        return os.path.realpath(name)
+    return name if name.startswith("@") else name.lower()
+
+
+@cache
+def _socket_folder() -> str:
+    """Where libpq looks for the socket of this machine. Only a connection tells; no server listens at port 1."""
+    connection = PGconn.connect_start(b"host='' hostaddr='' port=1")
+    try:
+        return connection.host.decode()
+    finally:
+        connection.finish()
+
+
+def _table(name: str, search_path: str | None) -> str:
+    """The table's name, without the schema `public`.
+
+    Args:
+        name: with a schema, or without one.
+        search_path: that the connection sets; None if it sets none.
+    """
+    if "." not in name and search_path is not None:
+        if _SCHEMA.fullmatch(search_path):
+            name = f"{search_path.lower()}.{name}"
+        else:  # Only the database knows which of the schemas has the table.
+            return f"{name} (search_path {search_path})"
+    return name.removeprefix("public.")
+
+
+def _search_path(options: str) -> str | None:
+    """The `search_path` that the parameter `options` of a connection sets; None if it sets none."""
+    words = [_ESCAPED.sub(r"\1", word) for word in _WORD.findall(options)]
+    found = None
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        setting = following if word == "-c" else word[2:] if word.startswith(("-c", "--")) else ""
+        name, _, value = setting.partition("=")
+        if name.strip().lower().replace("-", "_") == "search_path":
+            found = value.strip()
+    return found
 
 
 def libpq_environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.pq import PGconn
 
 from outbox_plugin.dagster import daemon as daemon_module
 from outbox_plugin.dagster.daemon import Daemon
@@ -21,6 +22,7 @@ from outbox_plugin.dagster.daemon_supervision import (
 from outbox_plugin.errors import InvalidSetting, OutboxError
 from outbox_plugin.settings import Settings
 
+LIBPQS_FOLDER = PGconn.connect_start(b"host='' port=1").host.decode()  # Where it looks for the socket of this machine.
 SETTINGS = Settings(dsn="postgresql://nowhere/none", bootstrap_servers="127.0.0.1:1")
 
 
@@ -142,6 +144,15 @@ def named(dsn: str, table: str = "outbox") -> Daemon:
         ("postgresql://alice@db", "postgresql://bob@db"),  # The database has the user's name.
         ("postgresql://db/shop", "postgresql://db/bank"),
         ("host=db hostaddr=10.0.0.1 dbname=shop", "host=db hostaddr=10.0.0.2 dbname=shop"),
+        ("host=a,b hostaddr=10.0.0.1, dbname=shop", "host=a,c hostaddr=10.0.0.1, dbname=shop"),
+        ("host=a,b port=5432,5433 dbname=shop", "host=b,a port=5432,5433 dbname=shop"),
+        ("host=/Tmp dbname=shop", "host=/tmp dbname=shop"),  # Names of folders, which have cases.
+        ("dbname=shop options=-csearch_path=alice", "dbname=shop options=-csearch_path=bob"),
+        ("dbname=shop options=-csearch_path=alice,bob", "dbname=shop options=-csearch_path=bob,alice"),
+        ("dbname=shop options=--search-path=alice", "dbname=shop"),
+        ("dbname=shop options='-c Search_Path=alice'", "dbname=shop"),
+        (r"dbname=shop options='-c search_path=\"Alice\"'", "dbname=shop options='-c search_path=alice'"),
+        ("dbname=shop options='-csearch_path=alice -csearch_path=bob'", "dbname=shop options=-csearch_path=alice"),
     ],
 )
 def test_two_databases_have_a_daemon_each(one: str, other: str) -> None:
@@ -173,6 +184,31 @@ def test_one_outbox_has_one_daemon_however_it_is_named() -> None:
         named("host=db dbname=shop").folder,
     }
     assert len(folders) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("host=a,b port=5432,5433 dbname=shop", "host=b,a port=5433,5432 dbname=shop"),
+        ("host=a,b port=5433 dbname=shop", "host=B,A port=5433,5433 dbname=shop"),
+        ("postgresql://a,b/shop", "postgresql://b:5432,a:5432/shop"),
+        (f"host={LIBPQS_FOLDER} dbname=shop", "dbname=shop"),
+        (f"host={LIBPQS_FOLDER}/ port=5432 dbname=shop", "dbname=shop"),
+        ("dbname=shop options=-csearch_path=public", "dbname=shop"),
+        ("dbname=shop options=-cstatement_timeout=5s", "dbname=shop"),
+    ],
+)
+def test_one_database_has_one_daemon_however_its_servers_are_named(one: str, other: str) -> None:
+    assert named(one).folder == named(other).folder
+
+
+def test_a_search_path_names_the_schema_of_a_table_that_is_named_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_schema = named("dbname=shop", "alice.outbox").folder
+    assert named("dbname=shop options='-c search_path=Alice'").folder == with_schema
+    assert named("dbname=shop options=-csearch_path=bob", "alice.outbox").folder == with_schema
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=alice")
+    assert named("dbname=shop").folder == with_schema
+    assert named("dbname=shop options=-csearch_path=bob").folder != with_schema
 
 
 def test_a_password_that_a_variable_gives_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
