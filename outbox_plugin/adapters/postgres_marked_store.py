@@ -24,7 +24,7 @@ from outbox_plugin.schema.connection import errors_as_unavailable
 
 DELIVERED = "ffffffff-ffff-ffff-ffff-ffffffffffff"  # Marks rows that Kafka has and that could not be deleted.
 _FEW, _READS = 100, 20  # Of rows with texts that Postgres cannot send.
-_MARKS_OF_LEFT_ROWS = 20  # So many marks in a row may leave rows before the last one that they mark.
+_MARKS_OF_LEFT_ROWS = 20  # So many marks in a row may leave the first row of the request, each another one.
 _WHOLE = 1  # Stands for the time of creation of a whole record: see the statement `mark`.
 
 
@@ -96,17 +96,22 @@ class PostgresMarkedStore(PostgresShardStore):
     def mark(self, mark_id: str, request: ReadRequest) -> Sequence[OutboxRow]:
         """Mark the earliest rows of the request that carry another id, or none, with `mark_id`.
 
-        `mark_id` may change within a term; the statement marks nothing once another leader leads the shard.
+        `mark_id` may change within a term; the statement marks nothing once another leader leads the shard. If a mark
+        leaves a row out, the rows behind that one are not marked either: they would overtake it.
         """
-        rows, last_id = self._mark(mark_id, request)
-        if last_id is None:
-            return rows
-        up_to_last = replace(request, ids=request.ids._replace(up_to=last_id))
+        left, left_before = list[int](), list[int]()
         for _ in range(_MARKS_OF_LEFT_ROWS):
-            if not (left := self._unmarked(mark_id, up_to_last)):
+            rows, last_id = self._mark(mark_id, request)
+            if last_id is None:
                 return rows
-            more, _ = self._mark(mark_id, up_to_last)
-            rows = sorted([*rows, *more])
+            if not (left := self._unmarked(mark_id, replace(request, ids=request.ids._replace(up_to=last_id)))):
+                return rows
+            self.reset(mark_id, [row.id for row in rows if row.id > left[0]])
+            if before := [row for row in rows if row.id < left[0]]:
+                return before
+            if left == left_before:
+                break
+            left_before = left
         raise StoreUnavailable(
             f"Postgres: the row {left[0]} of {self.session.settings.table!r} cannot be marked, and no row behind it is "
             "published: does a trigger or a policy of the table prevent its update?"

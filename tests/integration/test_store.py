@@ -834,3 +834,37 @@ def test_a_table_in_which_two_rows_can_have_one_id_is_refused(settings: Settings
         )
         assert connection.execute(statement("identity", "unique_ids", "by_day")).fetchall()  # It can say no more.
     PostgresWindowStore(settings, 0, LAYOUT).close()
+
+
+def test_rows_with_lower_ids_that_are_committed_during_a_mark_end_no_term(settings: Settings) -> None:
+    """A mark leaves a row out. Before it looks for that row, more rows are committed before it than it may mark."""
+    dsn = settings.dsn.get_secret_value()
+    with (
+        psycopg.connect(dsn) as writer,
+        psycopg.connect(dsn, autocommit=True) as other,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
+    ):
+        other.execute("DELETE FROM outbox")
+        other.execute(
+            "CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF NEW.id = 2001 AND NOT EXISTS (SELECT FROM outbox WHERE id = 1001) THEN RETURN NULL; END IF; "
+            "RETURN NEW; END $$; "
+            "CREATE TRIGGER leave BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION leave()"
+        )
+        writer.execute(
+            "INSERT INTO outbox (id, kafka_topic, kafka_key, kafka_value) "
+            "SELECT number, 't', 'k', '' FROM generate_series(1001, 1100) AS number"
+        )
+        other.execute("INSERT INTO outbox (id, kafka_topic, kafka_key) VALUES (2001, 't', 'k'), (2002, 't', 'k')")
+        mark = store._mark
+
+        def mark_and_commit(*arguments: Any) -> tuple[Sequence[OutboxRow], int | None]:
+            marked = mark(*arguments)
+            writer.commit()
+            return marked
+
+        store._mark = mark_and_commit  # type: ignore[method-assign, assignment]
+        leader = str(uuid.uuid4())
+        store.lead(leader)
+        marked = [row.id for _ in range(60) for row in store.mark(leader, ReadRequest(2))]
+        assert marked == [*range(1001, 1101), 2001, 2002]
