@@ -54,11 +54,19 @@ _PLACEMENT = "table.fields.additional.placement"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its name, its type in Postgres's notation, and whether Postgres generates its value."""
+    """A column of a table or a view.
+
+    Attributes:
+        name: its name.
+        type: its type, in Postgres's notation.
+        is_generated: whether Postgres generates its value.
+        collation: the collation of its texts, in Postgres's notation; None for the database's.
+    """
 
     name: str
     type: str
     is_generated: bool = False
+    collation: str | None = None
 
     @property
     def base_type(self) -> str:
@@ -270,16 +278,35 @@ class OutboxView:
 
     def _check_replacement(self) -> None:
         """Raises InvalidConnector if Postgres could not replace the view that is there by the new one."""
-        made = list(self._made)
+        made, collations = list(self._made), self._collations()
         types = {"kafka_value": "bytea" if self._router.value_form is Form.BYTES else "text"}
         for place, column in enumerate(self._present):
-            if made[place : place + 1] == [column.name] and types.get(column.name, column.type) == column.type:
+            has_type = made[place : place + 1] == [column.name] and types.get(column.name, column.type) == column.type
+            if has_type and collations.get(column.name) == column.collation:
                 continue
+            form = f"collation {column.collation or 'of the database'}" if has_type else f"type {column.type}"
             raise InvalidConnector(
-                f"OUTBOX_TABLE: the view {self._view.as_string()} has the column {column.name!r} of the type "
-                f"{column.type}, which Postgres cannot replace by what this connector needs: stop the harvesters, drop "
-                "the view, run this command again and its SQL, then `outbox migrate` and the SQL of `outbox grants`"
+                f"OUTBOX_TABLE: the view {self._view.as_string()} has the column {column.name!r} of the {form}, which "
+                "Postgres cannot replace by what this connector needs: stop the harvesters, drop the view, run this "
+                "command again and its SQL, then `outbox migrate` and the SQL of `outbox grants`"
             )
+
+    def _collations(self) -> dict[str, str | None]:
+        """The collations that Postgres gives to columns of the view, unless they are the database's.
+
+        A text that is cast to another type of text keeps its collation. Of several texts, one of another collation than
+        the database's decides.
+        """
+        router = self._router
+        texts = {"kafka_topic": [router.route_column]}
+        if router.key_form is Form.TEXT:
+            texts["kafka_key"] = [router.key_column]
+        if router.value_form is Form.TEXT or router.expands_json:
+            texts["kafka_value"] = [router.payload_column]
+        if not self.makes_whole_records:
+            texts["kafka_header_values"] = [column for _, column in self._header_columns()]
+        collations = {name: [self._columns[column].collation for column in columns] for name, columns in texts.items()}
+        return {name: next(filter(None, found), None) for name, found in collations.items()}
 
     def _composed_columns(self) -> dict[str, sql.Composable]:
         return {

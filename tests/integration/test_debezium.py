@@ -35,6 +35,7 @@ CREATE TABLE outboxevent (
 )
 """
 STRING = "org.apache.kafka.connect.storage.StringConverter"
+JSON = "org.apache.kafka.connect.json.JsonConverter"
 PROPERTIES = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
     "plugin.name": "pgoutput",
@@ -325,6 +326,40 @@ def test_an_index_that_was_not_finished_is_refused(outbox: Settings, connector: 
     prepare(outbox, connector)
     run(outbox, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outboxevent_outbox_place_key'::regclass")
     assert "no valid unique index" in refused("switch", outbox, connector)
+
+
+@pytest.mark.parametrize(
+    ("collated", "changed"),
+    [
+        ("aggregatetype", {"transforms.outbox.route.by.field": "type"}),
+        ("aggregateid", {"transforms.outbox.table.field.event.key": "type"}),
+        ("aggregateid", {"key.converter": JSON, "key.converter.schemas.enable": "false"}),
+        ("type", {"transforms.outbox.table.field.event.payload": "type"}),
+        ("type", {"transforms.outbox.table.fields.additional.placement": "type:header"}),
+        (
+            "type",
+            {
+                "transforms.outbox.table.field.event.payload": "type",
+                "transforms.outbox.table.expand.json.payload": "true",
+                "value.converter": JSON,
+                "value.converter.schemas.enable": "false",
+            },
+        ),
+    ],
+)
+def test_a_view_with_another_collation_is_refused(
+    outbox: Settings, tmp_path: Path, connector: Path, collated: str, changed: dict[str, str]
+) -> None:
+    run(outbox, "ALTER TABLE outboxevent DROP size")
+    run(outbox, f'ALTER TABLE outboxevent ALTER {collated} TYPE VARCHAR(255) COLLATE "C"')
+    prepare(outbox, connector)
+    prepare(outbox, connector)
+    error = refused("prepare", outbox, written(tmp_path, changed))
+    assert "of the collation" in error
+    assert "stop the harvesters, drop the view" in error
+    run(outbox, "DROP VIEW outboxevent_relayed")
+    for _ in range(2):
+        prepare(outbox, written(tmp_path, changed))
 
 
 def test_odd_names_are_only_names(outbox: Settings, tmp_path: Path) -> None:

@@ -33,8 +33,11 @@ SELECT WHERE {is_row_secured} AND (
 )
 
 -- name: columns
--- The columns of a table, in their order, each with its type, and whether it is generated.
-SELECT attname, format_type(atttypid, atttypmod), attgenerated <> ''
+-- The columns of a table, in their order, each with its type, whether it is generated, and its collation unless that is the
+-- database's.
+SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '',
+       CASE WHEN attcollation <> 0 AND attcollation <> 'pg_catalog."default"'::regcollation
+            THEN attcollation::regcollation::text END
 FROM pg_attribute
 WHERE attrelid = to_regclass(%(base)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
