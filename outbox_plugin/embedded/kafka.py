@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from outbox_plugin.embedded.free_ports import free_port
-from outbox_plugin.embedded.jars import kafka_jars, logging_jars
+from outbox_plugin.embedded.jars import kafka_jars
 from outbox_plugin.embedded.java import java_home
 from outbox_plugin.embedded.server import EmbeddedServer, GuardedServer, ServerFailed
 
@@ -77,8 +76,7 @@ class KafkaNode(EmbeddedServer):
         self.port = free_port(self.port)
         data, properties = self.folder / "data", self.folder / "server.properties"
         properties.write_text(self.properties(self.port, str(data).replace("\\", "\\\\")))
-        classpath = os.pathsep.join([*map(str, logging_jars()), f"{jars}/*"])
-        java = [str(java_home() / "bin" / "java"), *self.java_options, "-cp", classpath]
+        java = [str(java_home() / "bin" / "java"), *self.java_options, "-cp", f"{jars}/*"]
         if not (data / "meta.properties").exists():
             self._format([*java, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)])
         self._server = GuardedServer(

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
+import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from outbox_plugin.embedded import java
+from outbox_plugin.embedded import jars, java
 from outbox_plugin.embedded.free_ports import free_port
-from outbox_plugin.embedded.jars import JarsMissing, _reason, _verify, checksums, kafka_jars
-from outbox_plugin.embedded.java import java_home
+from outbox_plugin.embedded.jars import JarsMissing, kafka_jars
 from outbox_plugin.embedded.server import GuardedServer, ServerFailed
-from outbox_plugin.embedded.truststore import PASSWORD, system_bundle, write_trust_store
-
-READ_STORE = """
-import java.io.FileInputStream;
-import java.security.KeyStore;
-
-public class ReadStore {
-    public static void main(String[] arguments) throws Exception {
-        KeyStore store = KeyStore.getInstance("JKS");
-        store.load(new FileInputStream(arguments[0]), arguments[1].toCharArray());
-        System.out.println(store.size());
-    }
-}
-"""
-
-
-def test_java_reads_the_trust_store_that_we_write(tmp_path: Path) -> None:
-    bundle = system_bundle()
-    if bundle is None:
-        pytest.skip("the system has no bundle of authorities where systems have it")
-    store, program = tmp_path / "trusted.jks", tmp_path / "ReadStore.java"
-    write_trust_store(bundle, store)
-    program.write_text(READ_STORE)
-    java = java_home() / "bin" / "java"
-    if not (java.parent / "javac").exists():
-        pytest.skip("this Java has no compiler")
-    done = subprocess.run([java, str(program), str(store), PASSWORD], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == bundle.read_text().count("BEGIN CERTIFICATE")
 
 
 @pytest.fixture
@@ -89,34 +65,118 @@ def test_a_launcher_of_java_that_cannot_be_kept_is_said_in_a_line(
         java.spark_java_home()
 
 
-def test_a_jar_that_is_not_the_one_we_know_is_refused(tmp_path: Path) -> None:
-    for name in checksums():
-        (tmp_path / name).write_bytes(b"something else")
-    with pytest.raises(JarsMissing, match="is not the file that was expected"):
-        _verify(tmp_path)
+JARS = {"org.ours:one:1.0": b"the first", "org.ours:two:2.0": b"the second"}
+ONE, TWO = "org/ours/one/1.0/one-1.0.jar", "org/ours/two/2.0/two-2.0.jar"
 
 
-def test_a_jar_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "stranger.jar").write_bytes(b"")
-    with pytest.raises(JarsMissing, match=r"stranger\.jar is not the file"):
-        _verify(tmp_path)
+class Repository(ThreadingHTTPServer):
+    """Serves jars, as Maven Central does."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", free_port()), Answers)
+        self.served = dict(zip((ONE, TWO), JARS.values(), strict=True))
 
 
-def test_a_missing_jar_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JarsMissing, match=r"not complete: .*kafka_2\.13"):
-        _verify(tmp_path)
+class Answers(BaseHTTPRequestHandler):
+    server: Repository
+
+    def do_GET(self) -> None:
+        content = self.server.served.get(self.path.lstrip("/"))
+        self.send_response(404 if content is None else 200)
+        self.end_headers()
+        self.wfile.write(content or b"")
+
+    def log_message(self, *arguments: object) -> None:
+        pass
 
 
-@pytest.mark.parametrize(
-    ("log", "reason"),
-    [
-        ("module not found: x\nServer access error at url (PKIX)", "Server access error at url (PKIX)"),
-        ("\t\tmodule not found: x", "module not found: x"),
-        ("", "no repository answered"),
-    ],
-)
-def test_why_there_are_no_jars(log: str, reason: str) -> None:
-    assert _reason(log) == reason
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """A repository with the jars that are wanted, and an empty cache."""
+    wanted = "".join(f"{hashlib.sha256(content).hexdigest()}  {jar}\n" for jar, content in JARS.items())
+    server = Repository()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(jars, "_list_of_jars", lambda: wanted)
+    monkeypatch.setattr(jars, "REPOSITORIES", {"ours": f"http://127.0.0.1:{server.server_port}"})
+    thread = threading.Thread(target=server.serve_forever, args=[0.01])
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def left_in_the_cache(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.name.startswith("kafka-"))
+
+
+def test_jars_are_downloaded_once(repository: Repository, tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = kafka_jars(said.append)
+    assert {jar.name: jar.read_bytes() for jar in folder.iterdir()} == {
+        "one-1.0.jar": b"the first",
+        "two-2.0.jar": b"the second",
+    }
+    assert said == [f"Kafka {jars.KAFKA_VERSION}: {count} of 2 jars" for count in (1, 2)]
+    repository.served.clear()
+    assert kafka_jars(said.append) == folder
+    assert left_in_the_cache(tmp_path) == [folder.name]
+
+
+def test_another_list_of_jars_has_another_folder(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, jar = kafka_jars(lambda _: None), "org.ours:two:2.0"
+    monkeypatch.setattr(jars, "_list_of_jars", lambda: f"{hashlib.sha256(JARS[jar]).hexdigest()}  {jar}\n")
+    assert [jar.name for jar in kafka_jars(lambda _: None).iterdir()] == ["two-2.0.jar"]
+    assert len(list(before.iterdir())) == 2
+
+
+def test_a_jar_that_is_not_the_one_we_know_is_refused(repository: Repository, tmp_path: Path) -> None:
+    repository.served[TWO] = b"another"
+    with pytest.raises(
+        JarsMissing, match=r"org\.ours:two:2\.0 is not the file that was expected \(its SHA-256 is ae448ac8"
+    ):
+        kafka_jars(lambda _: None)
+    assert left_in_the_cache(tmp_path) == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # jgo leaves such an answer's socket open.
+def test_a_jar_that_is_not_there_is_named(repository: Repository, tmp_path: Path) -> None:
+    del repository.served[ONE]
+    with pytest.raises(JarsMissing, match=r"could not be downloaded: org\.ours:one:1\.0: .*not found"):
+        kafka_jars(lambda _: None)
+    assert left_in_the_cache(tmp_path) == []
+    gc.collect()  # So that the warning comes in this test.
+
+
+def test_a_repository_that_is_away_is_missing_jars(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "REPOSITORIES", {"ours": f"http://127.0.0.1:{free_port()}"})
+    with pytest.raises(JarsMissing, match=r"could not be downloaded: .*Connection refused"):
+        kafka_jars(lambda _: None)
+
+
+def test_a_download_has_a_bounded_time(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "_DOWNLOAD_SECONDS", -1)
+    with pytest.raises(JarsMissing, match=r"could not be downloaded: it took longer than"):
+        kafka_jars(lambda _: None)
+
+
+@pytest.mark.parametrize("named", [None, "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_the_authorities_of_the_system_are_trusted_unless_others_are_named(
+    named: str | None, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted: list[str] = []
+    (bundle := tmp_path / "bundle.pem").touch()
+    monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(variable, raising=False)
+    if named is not None:
+        monkeypatch.setenv(named, "/others.pem")
+    environment = dict(os.environ)
+    kafka_jars(lambda _: trusted.extend(os.environ.get(each, "") for each in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")))
+    assert set(trusted) == {"", str(bundle) if named is None else "/others.pem"}
+    assert dict(os.environ) == environment
 
 
 def test_a_port_is_not_one_that_an_outgoing_connection_could_take() -> None:

