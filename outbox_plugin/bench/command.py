@@ -153,6 +153,17 @@ def backlog(rows: int, reference_rows: int, rounds: int, delivery: str | None, a
 
 
 @bench.command()
+@_rows
+@click.option("--rounds", type=_COUNT, default=3, show_default=True, help="How many drains are measured.")
+@_benchmark
+def metrics(rows: int, rounds: int, delivery: str | None, as_json: bool) -> None:
+    """Measure which share of a drain's CPU time metrics take."""
+    from outbox_plugin.bench.metrics import metrics
+
+    _run(lambda settings, tell: metrics(settings, rows, rounds, tell), delivery, as_json)
+
+
+@bench.command()
 @click.option("--seconds", type=_POSITIVE, default=30.0, show_default=True, help="How long, for each.")
 @click.option("--rate", type=_POSITIVE, default=200.0, show_default=True, help="Rows per second, one a transaction.")
 @_benchmark

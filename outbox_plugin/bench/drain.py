@@ -87,7 +87,7 @@ def against_baseline(settings: Settings, rows: int, keys: int, rounds: int, tell
     with temporary_outbox(settings) as ours:
         return _in_turn(
             DrainReport("harvester", "baseline"),
-            lambda: _harvested(ours, rows, keys),
+            lambda: harvested(ours, rows, keys),
             lambda: _bare(ours, rows, keys),
             rounds,
             tell,
@@ -106,8 +106,8 @@ def hot_key(settings: Settings, rows: int, rounds: int, tell: Tell) -> DrainRepo
     with temporary_outbox(settings) as ours:
         return _in_turn(
             DrainReport("1 key", f"{KEYS:,} keys"),
-            lambda: _harvested(ours, rows, 1),
-            lambda: _harvested(ours, rows, KEYS),
+            lambda: harvested(ours, rows, 1),
+            lambda: harvested(ours, rows, KEYS),
             rounds,
             tell,
         )
@@ -126,11 +126,11 @@ def old_snapshot(settings: Settings, rows: int, dead_rows: int, rounds: int, tel
 
     def with_old_snapshot() -> Drained:
         with temporary_outbox(settings) as ours, _dead_rows_held(ours, dead_rows):
-            return _harvested(ours, rows, KEYS)
+            return harvested(ours, rows, KEYS)
 
     def without_old_snapshot() -> Drained:
         with temporary_outbox(settings) as ours:
-            return _harvested(ours, rows, KEYS)
+            return harvested(ours, rows, KEYS)
 
     report = DrainReport(f"old snapshot, {dead_rows:,} dead rows", "no old snapshot")
     return _in_turn(report, with_old_snapshot, without_old_snapshot, rounds, tell)
@@ -149,7 +149,7 @@ def big_backlog(settings: Settings, rows: int, reference_rows: int, rounds: int,
 
     def drained(count: int) -> Drained:
         with temporary_outbox(settings) as ours:
-            return _harvested(ours, count, KEYS)
+            return harvested(ours, count, KEYS)
 
     report = DrainReport(f"{rows:,} rows", f"{reference_rows:,} rows")
     return _in_turn(report, lambda: drained(rows), lambda: drained(reference_rows), rounds, tell)
@@ -182,18 +182,33 @@ def _bare(settings: Settings, rows: int, keys: int) -> Drained:
     return drained
 
 
-def _harvested(settings: Settings, rows: int, keys: int) -> Drained:
-    """Drain rows with a harvester that already leads and has relayed some. The time starts with their commit."""
+def harvested(
+    settings: Settings,
+    rows: int,
+    keys: int,
+    observe: Callable[[HarvestEvent], None] = lambda _: None,
+    begin: Callable[[], None] = lambda: None,
+) -> Drained:
+    """Drain rows with a harvester that already leads and has relayed some. The time starts with their commit.
+
+    Args:
+        settings: of the outbox.
+        rows: how many rows are drained.
+        keys: how many keys the rows have.
+        observe: called with each event of the harvester.
+        begin: called before the rows are committed.
+    """
     warm, purged = threading.Event(), _Counter()
 
-    def observe(event: HarvestEvent) -> None:
+    def observe_too(event: HarvestEvent) -> None:
+        observe(event)
         if isinstance(event, TermBegan):
             warm.set()
         elif isinstance(event, WindowPurged):
             purged.add(event.rows)
 
     topic = f"{settings.group}-harvested"
-    with Harvester(settings, observe=observe), closing(connect(settings)) as connection:
+    with Harvester(settings, observe=observe_too), closing(connect(settings)) as connection:
         if not warm.wait(PATIENCE_SECONDS):
             raise TimeoutError("the harvester did not begin to lead")
         insert(connection, settings, topic, WARMING_ROWS, keys)
@@ -201,6 +216,7 @@ def _harvested(settings: Settings, rows: int, keys: int) -> Drained:
         purged.wait_for(WARMING_ROWS)
         purged.reset()
         insert(connection, settings, topic, rows, keys)
+        begin()
         connection.commit()
         drained = _timed(rows, lambda: purged.wait_for(rows))
     vacuum(settings)
@@ -243,9 +259,9 @@ class _Counter:
 
 def _timed(rows: int, work: Callable[[], object]) -> Drained:
     with _watched_memory() as memory:
-        began, cpu = time.perf_counter(), _cpu_seconds()
+        began, cpu = time.perf_counter(), process_cpu_seconds()
         work()
-        seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
+        seconds, cpu = time.perf_counter() - began, process_cpu_seconds() - cpu
     return Drained(rows / seconds, cpu / rows * 100_000, max(memory) / 1e6)
 
 
@@ -268,6 +284,7 @@ def _watched_memory() -> Iterator[list[int]]:
         looker.join()
 
 
-def _cpu_seconds() -> float:
+def process_cpu_seconds() -> float:
+    """The CPU seconds of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

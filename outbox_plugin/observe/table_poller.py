@@ -26,6 +26,7 @@ from outbox_plugin.settings import Settings
 
 logger = logger_of("outbox_plugin.harvester")
 
+THREAD_NAME = "outbox-table-poller"
 POLL_SECONDS = 5.0
 COUNTED = 10_000  # The largest number of rows, and of dead letters, that is counted. This takes milliseconds.
 STATEMENT_MILLISECONDS = 1_000  # A query that takes longer is cancelled, and its figures are left out.
@@ -67,7 +68,7 @@ class TablePoller:
         self._found = found
         self._failed = failed
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=of_same_tenant(self._poll), name="outbox-table-poller", daemon=True)
+        self._thread = threading.Thread(target=of_same_tenant(self._poll), name=THREAD_NAME, daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -469,6 +469,19 @@ def test_the_bytes_of_many_values_of_one_kind_are_counted(value: str | bytes) ->
     assert found["outbox_sent_bytes_total", "t"] == 2_500 * size
 
 
+def test_the_bytes_of_large_windows_are_estimated_and_right_in_the_long_run() -> None:
+    """Also where every tenth record is large, or a window's first ones are."""
+    sizes = [100 if row % 10 == 0 or row < 500 else 1 for row in range(10_000)]
+    window = Rows([(0, 0, "tu"[row % 3 == 0], "k", "x" * size, [], [], 1) for row, size in enumerate(sizes)])
+    true = {topic: sum(len(str(row.value)) for row in window if row.topic == topic) for topic in "tu"}
+    with member() as (fake, scrape):
+        for _ in range(200):
+            fake.metrics.observe(WindowPublished(0, 10_000, 0.03, 0.0, window))
+        found = scrape()
+    assert found["outbox_sent_messages_total", "u"] == 200 * 3_334
+    assert {topic: found["outbox_sent_bytes_total", topic] / 200 for topic in "tu"} == pytest.approx(true, rel=0.05)
+
+
 def test_topics_do_not_grow_the_metrics_without_bound() -> None:
     with member() as (fake, scrape):
         for number in range(MAX_TOPICS + 50):
