@@ -100,6 +100,8 @@ class HarvesterMetrics:
         self.oldest = gauge("oldest_row_age_seconds", "Age of the oldest row that is to be sent, else 0.", _SHARD)
         self.parked_keys = gauge("parked_keys", "Keys and topics that wait behind a row that Kafka refused.", _GROUP)
         self.dead_letters = gauge("dead_letters", "Dead letters; at most 10,000 are counted.", _GROUP)
+        self.dead_rows = gauge("table_dead_rows", "Dead rows of the table, as Postgres's statistics have them.", _GROUP)
+        self.table_bytes = gauge("table_bytes", "Bytes of the table, with its indexes.", _GROUP)
         self.answered_at = gauge(
             "table_answer_timestamp_seconds", "When Postgres last said how many rows, keys and letters wait.", _GROUP
         )
@@ -112,7 +114,8 @@ class HarvesterMetrics:
         self._remove_gone()
         for each in (self.is_leader, self.ready, self.waiting, self.oldest, self.parked_keys, self.dead_letters):
             each.clear()
-        self.answered_at.clear()
+        for each in (self.dead_rows, self.table_bytes, self.answered_at):
+            each.clear()
 
     def use(self, group: str) -> None:
         """A harvester of the group begins to count."""
@@ -225,6 +228,9 @@ class GroupMetrics:
         self._all.parked_keys.labels(self._group).set(table.parked_keys)
         if table.dead_letters is not None:
             self._all.dead_letters.labels(self._group).set(table.dead_letters)
+        if table.stored is not None:
+            self._all.dead_rows.labels(self._group).set(table.stored.dead_rows)
+            self._all.table_bytes.labels(self._group).set(table.stored.size)
         for shard in range(table.shards) if table.waiting is not None else ():
             waiting = table.waiting.get(shard) if table.waiting else None
             self._all.waiting.labels(self._group, shard).set(waiting.rows if waiting else 0)

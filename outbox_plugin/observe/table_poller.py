@@ -43,14 +43,23 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What Postgres says of the table: its dead rows, by its statistics, and its bytes, with indexes."""
+
+    dead_rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableState:
-    """The state of an outbox. `waiting` has the shards with rows to send; it is None if that query took too long."""
+    """The state of an outbox. `waiting` has the shards with rows to send. None is what took too long to find out."""
 
     shards: int
     paused: frozenset[int]
     parked_keys: int
     dead_letters: int | None
     waiting: Mapping[int, Waiting] | None
+    stored: Stored | None
 
 
 class TablePoller:
@@ -124,13 +133,16 @@ def read_table(connection: Connection, table: str, place: str) -> TableState:
         raise StoreUnavailable(IS_STANDBY)
     [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, 1, (), False, ())]
     parked = [OrderingKey(topic, key, keyless) for topic, key, *_, keyless in ask("control", "parked")]
-    letters, waiting = None, None
+    letters, waiting, stored = None, None, None
     try:
         [(letters,)] = ask("control", "count_some_dead_letters", counted=COUNTED)
         condition = "not_parked" if parked else None
         values = {"counted": COUNTED, "shards": shards, **parked_values(parked)}
         earliest = ask("window", "to_be_sent", conditions=condition, **values)
         waiting = {shard: Waiting(rows, seconds) for shard, rows, seconds in earliest}
+        [(dead_rows, size)] = ask("identity", "space_taken")
+        stored = Stored(int(dead_rows), int(size)) if size is not None else None
     except psycopg.errors.QueryCanceled:
         pass
-    return TableState(shards, frozenset(range(shards) if paused else paused_shards), len(parked), letters, waiting)
+    all_paused = frozenset(range(shards) if paused else paused_shards)
+    return TableState(shards, all_paused, len(parked), letters, waiting, stored)

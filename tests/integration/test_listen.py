@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -89,6 +90,23 @@ def test_rows_that_wait_are_shown_and_a_paused_leader_is_ready(settings: Setting
         resume(ours)
         drained(ours)
         eventually(lambda: metrics(ours).get(("outbox_waiting_rows", "0")) == 0, 30)
+
+
+def test_what_postgres_says_of_the_table_is_shown(settings: Settings, topic: str) -> None:
+    ours = listening(settings)
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute("ALTER TABLE outbox SET (autovacuum_enabled = false)")
+        insert(ours, topic, [(f"key-{number}", "x" * 1_000) for number in range(500)])
+        connection.execute("DELETE FROM outbox WHERE id IN (SELECT id FROM outbox ORDER BY id LIMIT 200)")
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        pause(ours)
+        with Harvester(ours):
+            eventually(lambda: (shown(ours, "outbox_table_dead_rows") or 0) >= 200, 30)
+            [size] = connection.execute("SELECT pg_total_relation_size('outbox')").fetchone() or (0,)
+            assert shown(ours, "outbox_table_bytes") == size > 500_000
+            connection.execute("VACUUM outbox")
+            eventually(lambda: shown(ours, "outbox_table_dead_rows") == 0, 30)
+            resume(ours)
 
 
 def test_bad_rows_are_shown(settings: Settings, topic: str) -> None:

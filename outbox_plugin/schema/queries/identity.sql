@@ -101,6 +101,12 @@ SELECT oid FROM pg_class
 WHERE relpersistence = 'u'
   AND (oid = {stored_in} OR EXISTS (SELECT FROM pg_partition_tree({stored_in}) AS part WHERE part.relid = pg_class.oid))
 
+-- name: space_taken
+-- The dead rows of the outbox's table and its partitions, as Postgres's statistics have them, and the bytes that they take, with
+-- indexes.
+SELECT sum(pg_stat_get_dead_tuples(kept.relid)), sum(pg_total_relation_size(kept.relid))
+FROM (SELECT {stored_in}::oid AS relid UNION SELECT part.relid FROM pg_partition_tree({stored_in}) AS part) AS kept
+
 -- name: time_of_another_type
 -- The type of the time of creation where it is none that a row can be told by, in exactly-once delivery.
 SELECT format_type(col.atttypid, NULL) FROM pg_attribute AS col JOIN pg_type AS kind ON kind.oid = col.atttypid
