@@ -7,9 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
+from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
@@ -18,8 +20,10 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox_plugin import Settings
 from outbox_plugin.bench.proxy import DIRECTIONS, Proxy
 from outbox_plugin.embedded.free_ports import free_port
+from outbox_plugin.inbox import Inbox
 from tests.documents import CHECKOUT
 from tests.harvesting import harvesters, insert_numbered
+from tests.inbox_support import make_effect_table, record_effect
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.integration
@@ -73,6 +77,51 @@ def cut_off(settings: Settings) -> Iterator[tuple[Proxy, Settings]]:
     with Proxy(int(str(conninfo_to_dict(dsn)["port"]))) as proxy:
         through = dsn.replace(f":{proxy.target}/", f":{proxy.port}/")
         yield proxy, settings.model_copy(update={"dsn": type(settings.dsn)(through)})
+
+
+PANELS = json.loads((CHECKOUT / "deploy" / "grafana" / "outbox.json").read_text(encoding="utf-8"))["panels"]
+# Their series begin with what they count. Those of consumers without rebalances are not started here.
+RARE = {
+    "Failed transactions a second",
+    "Rows that Kafka refused",
+    "Terms that ended",
+    "Takeovers",
+    "Inbox: retries and dead letters",
+}
+
+
+def found(prometheus: Prometheus, query: str) -> list[Any] | None:
+    """The series that Prometheus finds for a query of the dashboard; None where it does not evaluate the query."""
+    for name, value in (("$group", ".+"), ("$__rate_interval", "1m")):  # As Grafana fills them in.
+        query = query.replace(name, value)
+    result: list[Any] | None = prometheus.ask(f"query?{urlencode({'query': query})}").get("result")
+    return result
+
+
+def test_prometheus_answers_each_query_of_the_dashboard(
+    settings: Settings, topic: str, group: str, tmp_path: Path
+) -> None:
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("Prometheus is not installed")
+    make_effect_table(settings)
+    first, second = (settings.model_copy(update={"listen": str(free_port())}) for _ in range(2))
+    prometheus = Prometheus(program, tmp_path, [f"127.0.0.1:{each.listen}" for each in (first, second)])
+    queries = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+    try:
+        with (
+            harvesters(first, tmp_path / "logs"),
+            Inbox(second, group=group, topics=[topic], handler=record_effect),
+        ):
+            insert_numbered(settings, topic, 1, 10)
+            eventually(lambda: prometheus.scraped() == 2, 60)
+            for title, query in queries:
+                if title in RARE or title.startswith("Coordination"):
+                    assert found(prometheus, query) is not None, query
+                else:
+                    eventually(partial(found, prometheus, query), 60)
+    finally:
+        prometheus.stop()
 
 
 def test_an_alert_fires_and_the_runbook_ends_it(
