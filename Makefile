@@ -18,10 +18,10 @@ PROGRESS := \
 # Containers set it. Each of the gate's processes, which are hundreds, would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-lowest test-newest lint types unit docs lock build clean
+.PHONY: help setup demo test test-long test-lowest test-newest test-servers lint types unit docs lock build clean
 
 help: ## Say what can be made
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 19
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
 
 setup: $(STAMP) ## Build .venv from the lock file, with the `outbox` command in it
 
@@ -71,6 +71,9 @@ test-newest: setup ## Test with the newest libraries that pyproject.toml allows;
 	@$(BIN)/uv venv --quiet --clear --seed --python "$(PYTHON)" .venv-newest
 	@$(call INSTALL,.venv-newest) --requirements pyproject.toml --extra all --group test
 	$(call test-in,.venv-newest)
+
+test-servers: setup ## Test with other servers; POSTGRES=/usr/lib/postgresql/16/bin KAFKA=/opt/kafka/libs TESTS=tests/integration
+	@TESTS_POSTGRES="$(POSTGRES)" TESTS_KAFKA="$(KAFKA)" $(BIN)/pytest $(TESTS)
 
 DOCS_BIN := .venv-docs/bin
 DOCS_STAMP := .venv-docs/.complete

@@ -27,6 +27,7 @@ from outbox_plugin.settings import Settings
 from tests.class_archives import use_archives
 from tests.harvesting import create_topic
 from tests.memory_folder import memory_folder
+from tests.other_servers import use_other_servers
 from tests.slow_test_share import in_share, present_share
 from tests.support import PATIENCE, begins_with_shared_spark, eventually
 
@@ -36,6 +37,7 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("gate")
 use_archives(os.environ)
+use_other_servers(os.environ)
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"  # Python's own. It ends with us.
 
 
