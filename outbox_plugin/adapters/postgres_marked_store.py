@@ -106,7 +106,7 @@ class PostgresMarkedStore(PostgresShardStore):
                 return rows
             if not (left := self._unmarked(mark_id, replace(request, ids=request.ids._replace(up_to=last_id)))):
                 return rows
-            self.reset(mark_id, [row.id for row in rows if row.id > left[0]])
+            self._unmark(mark_id, [row.id for row in rows if row.id > left[0]])
             if before := [row for row in rows if row.id < left[0]]:
                 return before
             if left == left_before:
@@ -116,6 +116,16 @@ class PostgresMarkedStore(PostgresShardStore):
             f"Postgres: the row {left[0]} of {self.session.settings.table!r} cannot be marked, and no row behind it is "
             "published: does a trigger or a policy of the table prevent its update?"
         )
+
+    def _unmark(self, mark_id: str, ids: Sequence[int]) -> None:
+        """As `reset`, but raise StoreUnavailable if rows keep the mark id: no mark of this id would find them again."""
+        self.reset(mark_id, ids)
+        kept = self.session.run("mark", "still_marked", ids=list(ids), mark_id=mark_id, delivered=DELIVERED).fetchall()
+        if kept:
+            raise StoreUnavailable(
+                f"Postgres: {len(kept)} row(s) of {self.session.settings.table!r} cannot lose their mark, and an "
+                "earlier row cannot be marked: does a trigger or a policy of the table prevent their update?"
+            )
 
     def _mark(self, mark_id: str, request: ReadRequest) -> tuple[Sequence[OutboxRow], int | None]:
         """Mark rows, and return those that are marked now.
@@ -212,7 +222,8 @@ class PostgresMarkedStore(PostgresShardStore):
 
     def _keep(self, values: dict[str, object]) -> int:
         """Let nobody mark the published rows again, and the next leader delete them. Returns how many there are."""
-        return sum(self.session.delete(["durable"], [self.session.query("mark", "keep_delivered", **values)]))
+        queries = [self.session.query("mark", name, **values) for name in ("keep_delivered", "still_marked")]
+        return self.session.delete(["durable"], queries)[-1]
 
     def _keep_after_error(self, values: dict[str, object]) -> None:
         """As `_keep`. Where Postgres refuses that, too, they are marked again, and repeated."""

@@ -868,3 +868,64 @@ def test_rows_with_lower_ids_that_are_committed_during_a_mark_end_no_term(settin
         store.lead(leader)
         marked = [row.id for _ in range(60) for row in store.mark(leader, ReadRequest(2))]
         assert marked == [*range(1001, 1101), 2001, 2002]
+
+
+KEEP = "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {condition}RETURN NULL; END $$"
+KEEP_EACH = "CREATE TRIGGER keep_each BEFORE {event} ON outbox FOR EACH ROW EXECUTE FUNCTION keep()"
+
+
+def test_a_mark_that_rows_cannot_lose_again_ends_the_term(settings: Settings) -> None:
+    """A mark leaves the first row out. Rows behind it that kept the mark would never be published in this term."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as other,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
+    ):
+        other.execute("CREATE SEQUENCE marks_of_the_first")
+        first_time = "NEW.id = 1 AND nextval('marks_of_the_first') = 1"
+        condition = f"IF NEW.leader_id IS NOT NULL AND NOT ({first_time}) THEN RETURN NEW; END IF; "
+        other.execute(KEEP.format(condition=condition))
+        other.execute(KEEP_EACH.format(event="UPDATE"))
+        leader = str(uuid.uuid4())
+        store.lead(leader)
+        with pytest.raises(StoreUnavailable, match=r"9 row\(s\) of 'outbox' cannot lose their mark"):
+            store.mark(leader, ReadRequest(ALL))
+        leader = str(uuid.uuid4())
+        store.lead(leader)
+        assert [row.id for row in store.mark(leader, ReadRequest(ALL))] == list(range(1, 11))
+
+
+def test_published_rows_of_a_table_that_is_frozen_are_noticed(settings: Settings) -> None:
+    """A trigger keeps them from being deleted, and from getting the id of such rows."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as other,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
+    ):
+        leader = str(uuid.uuid4())
+        store.lead(leader)
+        marked = [row.id for row in store.mark(leader, ReadRequest(ALL))]
+        other.execute(KEEP.format(condition=""))
+        other.execute(KEEP_EACH.format(event="UPDATE OR DELETE"))
+        with pytest.raises(StoreUnavailable, match=r"10 published row\(s\) of 'outbox' cannot be deleted"):
+            store.delete(leader, marked)
+
+
+def test_a_takeover_of_a_table_that_is_frozen_ends(settings: Settings) -> None:
+    """A trigger keeps rows that could not be deleted before. The next leader asked for them again and again."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as other,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
+    ):
+        leader = str(uuid.uuid4())
+        store.lead(leader)
+        marked = [row.id for row in store.mark(leader, ReadRequest(ALL))]
+        other.execute(KEEP.format(condition=""))
+        other.execute(KEEP_EACH.format(event="DELETE"))
+        with pytest.raises(StoreUnavailable, match="cannot be deleted"):
+            store.delete(leader, marked)
+        other.execute("DROP TRIGGER keep_each ON outbox")
+        other.execute(KEEP_EACH.format(event="UPDATE OR DELETE"))
+        with pytest.raises(StoreUnavailable, match=r"10 published row\(s\) of 'outbox' cannot be deleted"):
+            store.lead(str(uuid.uuid4()))
+        other.execute("DROP TRIGGER keep_each ON outbox")
+        store.lead(str(uuid.uuid4()))
+        assert other.execute("SELECT count(*) FROM outbox").fetchall() == [(0,)]

@@ -86,14 +86,17 @@ WITH gone AS (DELETE FROM {outbox} AS old WHERE id = ANY (%(ids)s) AND leader_id
 
 -- name: keep_delivered
 -- Give the id of delivered rows to rows that a deletion has left behind, so that nobody marks them again, and have the next leader
--- search for them. Only rows that still carry the mark id. Returns them.
+-- search for them. Only rows that still carry the mark id.
 WITH kept AS (
     UPDATE {outbox} AS old SET leader_id = %(delivered)s WHERE id = ANY (%(ids)s) AND leader_id = %(mark_id)s RETURNING old.id
-), noted AS (
-    UPDATE {outbox_identity} SET delivered_noted = gen_random_uuid()
-    WHERE table_name = %(table)s AND EXISTS (SELECT FROM kept)
 )
-SELECT id FROM kept
+UPDATE {outbox_identity} SET delivered_noted = gen_random_uuid()
+WHERE table_name = %(table)s AND EXISTS (SELECT FROM kept)
+
+-- name: still_marked
+-- Those of the rows that still carry the mark id, or that of delivered rows: a trigger may keep rows from being deleted, and from
+-- losing the mark id.
+SELECT id FROM {outbox} WHERE id = ANY (%(ids)s) AND (leader_id = %(mark_id)s OR leader_id = %(delivered)s)
 
 -- name: noted_delivered
 -- What the last `keep_delivered` has noted, unless all such rows have been deleted since.
