@@ -6,9 +6,10 @@ import hashlib
 import os
 import ssl
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 
@@ -64,31 +65,49 @@ def kafka_jars(tell: Callable[[str], None]) -> Path:
 
 
 def _download(folder: Path, repository: Path, tell: Callable[[str], None]) -> None:
+    broken_off = threading.Event()
     with ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="outbox-jars") as executor:
-        downloads = [executor.submit(_download_jar, *each, folder, repository) for each in checksums().items()]
+        downloads = [
+            executor.submit(_download_jar, *each, folder, repository, broken_off) for each in checksums().items()
+        ]
         try:
             for count, done in enumerate(as_completed(downloads, _DOWNLOAD_SECONDS), 1):
                 done.result()
                 tell(f"Kafka {KAFKA_VERSION}: {count} of {len(downloads)} jars")
         except TimeoutError:
+            broken_off.set()
             executor.shutdown(wait=False, cancel_futures=True)
             raise JarsMissing(
                 f"Kafka's jars could not be downloaded: it took longer than {_DOWNLOAD_SECONDS:.0f} s"
             ) from None
         except BaseException:
+            broken_off.set()
             executor.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _download_jar(jar: str, digest: str, folder: Path, repository: Path) -> None:
-    """Download a jar to `repository`, and move it to `folder` if it is the one that is expected."""
+def _download_jar(jar: str, digest: str, folder: Path, repository: Path, broken_off: threading.Event) -> None:
+    """Download a jar to `repository`, and move it to `folder` if it is the one that is expected.
+
+    A jar may have 70 MB. So a download that has begun ends soon after `broken_off` is set, too.
+    """
     try:
-        from jgo.maven import MavenContext
+        from jgo.maven import MavenContext, PythonResolver
     except ImportError:
         raise JarsMissing("jgo, which downloads Kafka, is not installed: install outbox-plugin[embedded]") from None
     group, artifact, version = jar.split(":")
+
+    def go_on(_: int) -> None:
+        if broken_off.is_set():
+            raise JarsMissing(f"Kafka's jars could not be downloaded: {jar} was broken off")
+
     central = MavenContext(
-        repo_cache=repository, local_repos=[], remote_repos=REPOSITORIES, timeout=_ANSWER_SECONDS, offline=False
+        repo_cache=repository,
+        local_repos=[],
+        remote_repos=REPOSITORIES,
+        resolver=PythonResolver(progress_callback=lambda *_: nullcontext(go_on)),
+        timeout=_ANSWER_SECONDS,
+        offline=False,
     )
     try:
         downloaded = central.project(group, artifact).at_version(version).artifact().resolve()
@@ -110,11 +129,15 @@ def _system_authorities_trusted() -> Iterator[None]:
     if bundle is None or any(os.environ.get(name) for name in _BUNDLE_VARIABLES):
         yield
         return
+    before = os.environ.get(_BUNDLE_VARIABLES[0])  # It may be empty.
     os.environ[_BUNDLE_VARIABLES[0]] = bundle
     try:
         yield
     finally:
-        del os.environ[_BUNDLE_VARIABLES[0]]
+        if before is None:
+            del os.environ[_BUNDLE_VARIABLES[0]]
+        else:
+            os.environ[_BUNDLE_VARIABLES[0]] = before
 
 
 def _system_bundle() -> str | None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -162,15 +163,50 @@ def test_a_download_has_a_bounded_time(repository: Repository, monkeypatch: pyte
         kafka_jars(lambda _: None)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # As above.
+def test_a_download_that_is_broken_off_does_not_wait_for_the_rest_of_a_jar(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second jar is missing. What is left of the first one would still come for a while."""
+    began, client_went = threading.Event(), threading.Event()
+
+    class Slow(Answers):
+        def do_GET(self) -> None:
+            if not self.path.endswith(ONE):
+                began.wait(10)
+                super().do_GET()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "10000000")
+            self.end_headers()
+            try:
+                for _ in range(1_000):
+                    self.wfile.write(bytes(10_000))
+                    began.set()
+                    time.sleep(0.01)
+            except OSError:
+                client_went.set()
+
+    del repository.served[TWO]
+    monkeypatch.setattr(repository, "RequestHandlerClass", Slow)
+    with pytest.raises(JarsMissing, match=r"org\.ours:two:2\.0: .*not found"):
+        kafka_jars(lambda _: None)
+    gc.collect()  # Then the socket of what was broken off is closed.
+    assert client_went.wait(10)
+
+
 @pytest.mark.parametrize("named", [None, "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+@pytest.mark.parametrize("empty", [False, True])
 def test_the_authorities_of_the_system_are_trusted_unless_others_are_named(
-    named: str | None, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: bool, named: str | None, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trusted: list[str] = []
     (bundle := tmp_path / "bundle.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
     for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(variable, raising=False)
+        if empty:
+            monkeypatch.setenv(variable, "")
     if named is not None:
         monkeypatch.setenv(named, "/others.pem")
     environment = dict(os.environ)
