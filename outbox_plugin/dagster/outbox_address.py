@@ -46,13 +46,14 @@ def outbox_address(settings: Settings) -> OutboxAddress:
     given = {name: str(value) for name, value in conninfo_to_dict(settings.dsn.get_secret_value()).items() if value}
     known = {**libpq_environment(), **given}
     service = _service(known["service"]) if "service" in known else ""
+    user = known.get("user") or ("" if service else _user_of_this_process())
     servers = _servers(known, "" if service else _socket_folder())
     hosts, ports = (list(each) for each in zip(*servers, strict=True))
     return OutboxAddress(
         f"{service} {','.join(hosts)}".strip(),
         ",".join(ports if len(set(ports)) > 1 else ports[:1]),
-        known.get("dbname") or known.get("user") or "",
-        _table(settings.table, _search_path(known.get("options", ""))),
+        known.get("dbname") or user,
+        _table(settings.table, _search_path(known.get("options", "")), user),
         settings.group,
     )
 
@@ -91,18 +92,25 @@ def _socket_folder() -> str:
         connection.finish()
 
 
-def _table(name: str, search_path: str | None) -> str:
+def _user_of_this_process() -> str:
+    """The user that libpq connects as where none is named."""
+    return next((each.val.decode() for each in Conninfo.get_defaults() if each.keyword == b"user" and each.val), "")
+
+
+def _table(name: str, search_path: str | None, user: str) -> str:
     """The table's name, without the schema `public`.
 
     Args:
         name: with a schema, or without one.
         search_path: that the connection sets; None if it sets none.
+        user: of the connection, after whom a schema of the search_path may be named.
     """
     if "." not in name and search_path is not None:
         if _SCHEMA.fullmatch(search_path):
             name = f"{search_path.lower()}.{name}"
         else:  # Only the database knows which of the schemas has the table.
-            return f"{name} (search_path {search_path})"
+            of_user = f" of {user}" if "$user" in search_path else ""
+            return f"{name} (search_path {search_path}{of_user})"
     return name.removeprefix("public.")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg.pq import PGconn
+from psycopg.pq import Conninfo, PGconn
 
 from outbox_plugin.dagster import daemon as daemon_module
 from outbox_plugin.dagster.daemon import Daemon
@@ -149,6 +149,10 @@ def named(dsn: str, table: str = "outbox") -> Daemon:
         ("host=/Tmp dbname=shop", "host=/tmp dbname=shop"),  # Names of folders, which have cases.
         ("dbname=shop options=-csearch_path=alice", "dbname=shop options=-csearch_path=bob"),
         ("dbname=shop options=-csearch_path=alice,bob", "dbname=shop options=-csearch_path=bob,alice"),
+        (
+            "dbname=shop user=alice options=-csearch_path=$user,public",
+            "dbname=shop user=bob options=-csearch_path=$user,public",
+        ),
         ("dbname=shop options=--search-path=alice", "dbname=shop"),
         ("dbname=shop options='-c Search_Path=alice'", "dbname=shop"),
         (r"dbname=shop options='-c search_path=\"Alice\"'", "dbname=shop options='-c search_path=alice'"),
@@ -175,6 +179,15 @@ def test_services_of_two_files_have_a_daemon_each(monkeypatch: pytest.MonkeyPatc
     one = named("service=db").folder
     monkeypatch.setenv("PGSERVICEFILE", "/bank/services")
     assert named("service=db").folder != one
+
+
+def test_a_database_that_has_the_name_of_the_process_s_user_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So another user's processes have another one."""
+    for variable in ("PGUSER", "PGDATABASE"):
+        monkeypatch.delenv(variable, raising=False)
+    [user] = [each.val for each in Conninfo.get_defaults() if each.keyword == b"user"]
+    assert user is not None
+    assert named("host=db").folder == named(f"host=db dbname={user.decode()}").folder
 
 
 def test_one_outbox_has_one_daemon_however_it_is_named() -> None:
