@@ -1,10 +1,11 @@
 -- name: keep_days
 -- Create the partitions of the coming days, and drop those that are past the retention of all outboxes of the schema. An outbox
--- whose table was dropped does not count. Tables are looked up by name: a restore gives them other object ids. Returns whether
--- nothing is left to do.
+-- whose table was dropped does not count. Tables are looked up by name, as a restore gives them other object ids, and by object id,
+-- as somebody may have renamed one. Returns whether nothing is left to do.
 SELECT {outbox_history_days}(greatest(%(keep)s::interval, (
     SELECT max(known.history_kept)
-    FROM {outbox_identity} AS known JOIN pg_class ON pg_class.relname = regexp_replace(known.table_name, '^.*[.]', '')
+    FROM {outbox_identity} AS known JOIN pg_class
+        ON pg_class.relname = regexp_replace(known.table_name, '^.*[.]', '') OR pg_class.oid = known.table_oid
     WHERE pg_class.relnamespace = (SELECT own.relnamespace FROM pg_class AS own WHERE own.oid = to_regclass({quoted_outbox}))
 )))
 
