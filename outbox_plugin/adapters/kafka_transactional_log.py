@@ -34,6 +34,7 @@ COMMIT_TIMEOUT_SECONDS = 30.0
 _FENCE_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5  # How long a blocking call waits before it checks whether to go on waiting.
 _FLUSH_SECONDS = 0.1
+_ABORT_SECONDS = 0.1
 STUCK_SECONDS = 5.0  # A decided transaction may take this long to end where nothing is wrong.
 STALLED_SECONDS = 1.0  # After this time without an acknowledgement, check whether partitions have a leader.
 SILENT_SECONDS = 5.0  # If leaders and replicas in sync stay the same for so long, too few are in sync.
@@ -299,7 +300,8 @@ class KafkaTransactionalLog:
     def _explain(self, error: KafkaException, *, unpublished: bool) -> None:
         """Raise what a failed transaction means; return if nothing was published and a retry may succeed.
 
-        No request aborts the transaction, because it might arrive late. The next producer's fence aborts it.
+        Nothing aborts the transaction here: the abort might arrive late, and hit another one of the same producer. The
+        next producer's fence aborts it.
         """
         error.with_traceback(None)  # Its frames hold the producer: see `close`.
         meaning = transaction_error(error.args[0], "in a transaction", unpublished=unpublished)
@@ -346,7 +348,11 @@ class KafkaTransactionalLog:
         """
         producer, self._producer = self._producer, None
         if producer is not None:
-            # A producer that has been fenced may refuse. It must be let go of all the same.
+            # Without a transaction, or fenced, a producer may refuse. It must be let go of all the same.
+            with suppress(KafkaException):
+                # librdkafka 2.16 ends the process if a producer is dropped just when it adds the first partition to its
+                # transaction. Once it aborts, it adds none. An abort that arrives late meets another epoch.
+                producer.abort_transaction(_ABORT_SECONDS)
             with suppress(KafkaException):
                 producer.purge()
                 producer.flush(0)

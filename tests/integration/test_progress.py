@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -18,9 +20,44 @@ from outbox_plugin.core.shards import Slice
 from outbox_plugin.core.signing import Slot
 from outbox_plugin.errors import Fenced, LogUnavailable
 from outbox_plugin.settings import Settings
-from tests.harvesting import last_progress, signer_of
+from tests.documents import CHECKOUT
+from tests.harvesting import environment, last_progress, signer_of
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.integration
+
+ROUNDS = 60
+# Each round drops a producer a millisecond after its first record, when librdkafka adds a partition to the transaction.
+DROP_PRODUCERS = f"""
+import sys, time
+from contextlib import suppress
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import LogUnavailable
+from outbox_plugin.settings import Settings
+from tests.harvesting import signer_of
+
+settings, ends = Settings(), False
+
+def should_wait():
+    if ends:
+        time.sleep(0.0012)
+    return not ends
+
+log = KafkaTransactionalLog(
+    settings, KafkaNames.of(settings), Slice(0, 1), signer_of(settings), should_wait, lambda _: None
+)
+for generation in range({ROUNDS}):
+    ends = False
+    log.fence(generation)
+    ends = True
+    with suppress(LogUnavailable):
+        log.publish((), ProgressRecord(OutboxIdentity("incarnation", "place"), "leader", generation, ()))
+    log.close()
+    print(generation)
+"""
 
 
 def record(leader_id: str) -> ProgressRecord:
@@ -77,3 +114,16 @@ def test_a_leader_that_has_been_fenced_learns_it_when_it_publishes(settings: Set
         new.fence(0)
         with pytest.raises(Fenced):
             former.publish([OutboxRow(2, 5, topic, "k", "v", [], [], 9)], record("former"))
+
+
+def test_a_producer_can_be_dropped_while_it_begins_a_transaction(settings: Settings) -> None:
+    """As where a term ends just when rows have come: librdkafka ended the whole process."""
+    names = KafkaNames.of(settings)
+    with closing(KafkaAdmin(settings)) as admin:
+        admin.ensure_topics(names, 1)
+    command = [sys.executable, "-c", DROP_PRODUCERS]
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=environment(settings), capture_output=True, text=True, timeout=120 * PATIENCE
+    )
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, [str(ROUNDS - 1)]), done.stderr
+    assert last_progress(settings) is None
