@@ -54,6 +54,9 @@ class Producer:
     def commit_transaction(self, _: float) -> None:
         """It is committed at once."""
 
+    def abort_transaction(self, _: float) -> None:
+        """It is aborted at once."""
+
 
 class SmallTopic(Producer):
     """Its topic takes batches of some bytes. Once it has refused one, the transaction has failed."""
@@ -272,13 +275,14 @@ def test_a_term_that_has_to_end_waits_for_no_broker_that_does_not_answer(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("refused", ["purge", "abort_transaction"])
 def test_a_producer_that_refuses_to_be_emptied_is_let_go_of_all_the_same(
-    log: KafkaTransactionalLog, producer: Producer, monkeypatch: pytest.MonkeyPatch
+    log: KafkaTransactionalLog, producer: Producer, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    def refuse() -> None:
+    def refuse(*_: float) -> None:
         raise KafkaException(KafkaError(KafkaError._FATAL))
 
-    monkeypatch.setattr(producer, "purge", refuse)
+    monkeypatch.setattr(producer, refused, refuse)
     log.close()
     with pytest.raises(LogUnavailable, match="closed"):
         log.publish((), PROGRESS)
