@@ -114,7 +114,9 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     """
     node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", ()))
     if error is not None:
-        code = node.gateway._io.wait()
+        code: object = "unknown"
+        with suppress(subprocess.TimeoutExpired):  # It may have closed its pipe alone.
+            code = node.gateway._io.popen.wait(10)
         memory = psutil.virtual_memory().available // 2**20
         node.config.stash[CRASHED].append(f"{node.gateway.id}: exit code {code}, {memory:,} MiB of memory available")
 

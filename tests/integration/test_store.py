@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -874,6 +874,20 @@ KEEP = "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {con
 KEEP_EACH = "CREATE TRIGGER keep_each BEFORE {event} ON outbox FOR EACH ROW EXECUTE FUNCTION keep()"
 
 
+@contextmanager
+def all_marked(settings: Settings) -> Iterator[tuple[psycopg.Connection[Any], PostgresMarkedStore, str, list[int]]]:
+    """Another connection, and a store whose leader has marked all rows: its id, and theirs. `keep()` is there."""
+    with (
+        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as other,
+        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
+    ):
+        leader = str(uuid.uuid4())
+        store.lead(leader)
+        marked = [row.id for row in store.mark(leader, ReadRequest(ALL))]
+        other.execute(KEEP.format(condition=""))
+        yield other, store, leader, marked
+
+
 def test_a_mark_that_rows_cannot_lose_again_ends_the_term(settings: Settings) -> None:
     """A mark leaves the first row out. Rows behind it that kept the mark would never be published in this term."""
     with (
@@ -896,14 +910,7 @@ def test_a_mark_that_rows_cannot_lose_again_ends_the_term(settings: Settings) ->
 
 def test_published_rows_of_a_table_that_is_frozen_are_noticed(settings: Settings) -> None:
     """A trigger keeps them from being deleted, and from getting the id of such rows."""
-    with (
-        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as other,
-        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
-    ):
-        leader = str(uuid.uuid4())
-        store.lead(leader)
-        marked = [row.id for row in store.mark(leader, ReadRequest(ALL))]
-        other.execute(KEEP.format(condition=""))
+    with all_marked(settings) as (other, store, leader, marked):
         other.execute(KEEP_EACH.format(event="UPDATE OR DELETE"))
         with pytest.raises(StoreUnavailable, match=r"10 published row\(s\) of 'outbox' cannot be deleted"):
             store.delete(leader, marked)
@@ -911,14 +918,7 @@ def test_published_rows_of_a_table_that_is_frozen_are_noticed(settings: Settings
 
 def test_a_takeover_of_a_table_that_is_frozen_ends(settings: Settings) -> None:
     """A trigger keeps rows that could not be deleted before. The next leader asked for them again and again."""
-    with (
-        psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as other,
-        closing(PostgresMarkedStore(settings, 0, LAYOUT)) as store,
-    ):
-        leader = str(uuid.uuid4())
-        store.lead(leader)
-        marked = [row.id for row in store.mark(leader, ReadRequest(ALL))]
-        other.execute(KEEP.format(condition=""))
+    with all_marked(settings) as (other, store, leader, marked):
         other.execute(KEEP_EACH.format(event="DELETE"))
         with pytest.raises(StoreUnavailable, match="cannot be deleted"):
             store.delete(leader, marked)
