@@ -200,7 +200,7 @@ def harvested(
     """
     warm, purged = threading.Event(), _Counter()
 
-    def observe_too(event: HarvestEvent) -> None:
+    def observe_and_count(event: HarvestEvent) -> None:
         observe(event)
         if isinstance(event, TermBegan):
             warm.set()
@@ -208,7 +208,7 @@ def harvested(
             purged.add(event.rows)
 
     topic = f"{settings.group}-harvested"
-    with Harvester(settings, observe=observe_too), closing(connect(settings)) as connection:
+    with Harvester(settings, observe=observe_and_count), closing(connect(settings)) as connection:
         if not warm.wait(PATIENCE_SECONDS):
             raise TimeoutError("the harvester did not begin to lead")
         insert(connection, settings, topic, WARMING_ROWS, keys)

@@ -41,7 +41,7 @@ _STATEMENT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 _DELAY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 _TAKEOVER_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _POSTGRES_EPOCH = 946_684_800  # 2000-01-01 UTC, in seconds since 1970.
-_WEIGHED_ROWS = 100
+_SAMPLED_ROWS = 100
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 _TOPIC, _VALUE = map(OutboxRow._fields.index, ("topic", "value"))
 _GROUP, _SHARD = ["group"], ["group", "shard"]
@@ -214,9 +214,9 @@ class GroupMetrics:
     def _published(self, event: WindowPublished) -> None:
         if not event.rows:
             return
-        for topic, records in _counted(event.records).items():
+        for topic, records in _records_by_topic(event.records).items():
             self._sent.add(topic, records)
-        for topic, size in _weighed(event.records, next(self._published_windows)).items():
+        for topic, size in _estimated_bytes(event.records, next(self._published_windows)).items():
             self._sent_bytes.add(topic, size)
         created = event.records[0].create_time
         if abs(created) <= LATEST_TIME:  # Infinite times, which Postgres allows, have no delay.
@@ -228,9 +228,9 @@ class GroupMetrics:
         self._all.parked_keys.labels(self._group).set(table.parked_keys)
         if table.dead_letters is not None:
             self._all.dead_letters.labels(self._group).set(table.dead_letters)
-        if table.stored is not None:
-            self._all.dead_rows.labels(self._group).set(table.stored.dead_rows)
-            self._all.table_bytes.labels(self._group).set(table.stored.size)
+        if table.size is not None:
+            self._all.dead_rows.labels(self._group).set(table.size.dead_rows)
+            self._all.table_bytes.labels(self._group).set(table.size.total_bytes)
         for shard in range(table.shards) if table.waiting is not None else ():
             waiting = table.waiting.get(shard) if table.waiting else None
             self._all.waiting.labels(self._group, shard).set(waiting.rows if waiting else 0)
@@ -249,30 +249,30 @@ class GroupMetrics:
         self._all.ready.labels(self._group, shard).inc(isinstance(readiness, Ready))
 
 
-def _counted(records: Sequence[OutboxRow]) -> Mapping[str, int]:
+def _records_by_topic(records: Sequence[OutboxRow]) -> Mapping[str, int]:
     """How many records each topic has."""
     topics = topics_of(records)
     return {topic: len(records) for topic in topics} if len(topics) == 1 else Counts(column(records, "topic"))
 
 
-def _weighed(records: Sequence[OutboxRow], window: int) -> Mapping[str, int]:
-    """The bytes of the values of each topic's records.
+def _estimated_bytes(records: Sequence[OutboxRow], window: int) -> Mapping[str, int]:
+    """About how many bytes the values of each topic's records have.
 
-    Of many records, some that follow one another are looked at, and stand for all. Where they begin differs from
-    window to window, by steps of the golden ratio: in the long run each place comes equally often, and no period of
-    the records meets that of the steps.
+    Of many records, a sample of some that follow one another stands for all. Where it begins differs from window to
+    window, by steps of the golden ratio: in the long run each place comes equally often, and no period of the records
+    meets that of the steps.
 
     Args:
         records: of a window.
         window: the window's number.
     """
-    parts = -(-len(records) // _WEIGHED_ROWS)
+    parts = -(-len(records) // _SAMPLED_ROWS)
     part = int(window * _GOLDEN_RATIO % 1 * parts)
-    weighed = range(part * len(records) // parts, (part + 1) * len(records) // parts)
+    sampled = range(part * len(records) // parts, (part + 1) * len(records) // parts)
     fields, sizes = fields_of(records), Counts[str]()
-    for index in weighed:  # To copy a slice would at times take the C library a millisecond.
+    for index in sampled:  # To copy a slice would at times take the C library a millisecond.
         sizes[fields[index][_TOPIC]] += _value_bytes(fields[index][_VALUE])
-    return {topic: size * len(records) // len(weighed) for topic, size in sizes.items()}
+    return {topic: size * len(records) // len(sampled) for topic, size in sizes.items()}
 
 
 def _value_bytes(value: Any) -> int:

@@ -43,11 +43,11 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TableSize:
     """What Postgres says of the table: its dead rows, by its statistics, and its bytes, with indexes."""
 
     dead_rows: int
-    size: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TableState:
     parked_keys: int
     dead_letters: int | None
     waiting: Mapping[int, Waiting] | None
-    stored: Stored | None
+    size: TableSize | None
 
 
 class TablePoller:
@@ -133,16 +133,16 @@ def read_table(connection: Connection, table: str, place: str) -> TableState:
         raise StoreUnavailable(IS_STANDBY)
     [(_, shards, _, paused, paused_shards)] = ask("control", "layout") or [(0, 1, (), False, ())]
     parked = [OrderingKey(topic, key, keyless) for topic, key, *_, keyless in ask("control", "parked")]
-    letters, waiting, stored = None, None, None
+    letters, waiting, size = None, None, None
     try:
         [(letters,)] = ask("control", "count_some_dead_letters", counted=COUNTED)
         condition = "not_parked" if parked else None
         values = {"counted": COUNTED, "shards": shards, **parked_values(parked)}
         earliest = ask("window", "to_be_sent", conditions=condition, **values)
         waiting = {shard: Waiting(rows, seconds) for shard, rows, seconds in earliest}
-        [(dead_rows, size)] = ask("identity", "space_taken")
-        stored = Stored(int(dead_rows), int(size)) if size is not None else None
+        [(dead_rows, total_bytes)] = ask("identity", "space_taken")
+        size = TableSize(int(dead_rows), int(total_bytes)) if total_bytes is not None else None
     except psycopg.errors.QueryCanceled:
         pass
     all_paused = frozenset(range(shards) if paused else paused_shards)
-    return TableState(shards, all_paused, len(parked), letters, waiting, stored)
+    return TableState(shards, all_paused, len(parked), letters, waiting, size)

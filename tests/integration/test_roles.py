@@ -206,7 +206,7 @@ def test_who_watches_sees_what_the_metrics_show(
         found = table_poller.read_table(connection, watcher.table, with_schema(connection, watcher.table))
     assert found.waiting is not None
     assert (found.waiting[0].rows, found.parked_keys, found.dead_letters) == (1, 0, 0)
-    assert found.stored is not None
+    assert found.size is not None
 
 
 @pytest.mark.spark

@@ -28,7 +28,7 @@ from outbox_plugin.inbox.inbox_telemetry import InboxTelemetry
 from outbox_plugin.observe import http_server as http
 from outbox_plugin.observe.harvester_metrics import GroupMetrics, HarvesterMetrics
 from outbox_plugin.observe.http_server import HttpServer, Response
-from outbox_plugin.observe.table_poller import Stored, TableState, Waiting
+from outbox_plugin.observe.table_poller import TableSize, TableState, Waiting
 from outbox_plugin.observe.telemetry_server import TelemetryServer, join, leave
 from outbox_plugin.observe.topic_counter import MAX_TOPICS
 from outbox_plugin.relay.events import (
@@ -496,7 +496,7 @@ def test_topics_do_not_grow_the_metrics_without_bound() -> None:
 def test_gauges_show_what_is_so_now() -> None:
     with member() as (fake, scrape):
         fake.shards = {0: Ready("leads"), 1: NotReady("no")}
-        fake.table = TableState(2, frozenset(), 4, 5, {1: Waiting(6, 7.5)}, Stored(8, 9))
+        fake.table = TableState(2, frozenset(), 4, 5, {1: Waiting(6, 7.5)}, TableSize(8, 9))
         found = scrape()
         assert (found["outbox_is_leader", "0"], found["outbox_is_leader", "1"]) == (1, 0)
         assert (found["outbox_ready", "0"], found["outbox_ready", "1"]) == (1, 0)
