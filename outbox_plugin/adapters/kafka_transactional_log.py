@@ -351,7 +351,9 @@ class KafkaTransactionalLog:
             # Without a transaction, or fenced, a producer may refuse. It must be let go of all the same.
             with suppress(KafkaException):
                 # librdkafka 2.16 ends the process if a producer is dropped just when it adds the first partition to its
-                # transaction. Once it aborts, it adds none. An abort that arrives late meets another epoch.
+                # transaction. Once it aborts, it adds none. An abort that arrives late meets another epoch. After one
+                # that arrives in time, the fence finds no transaction, and writes no marker of its own epoch. Brokers
+                # then refuse a late Produce request because they verify that its transaction has the partition.
                 producer.abort_transaction(_ABORT_SECONDS)
             with suppress(KafkaException):
                 producer.purge()

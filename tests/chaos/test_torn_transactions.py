@@ -6,12 +6,20 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import psutil
 import psycopg
 import pytest
 
 from outbox_plugin import Harvester, Settings
+from outbox_plugin.adapters.kafka_admin import KafkaAdmin
+from outbox_plugin.adapters.kafka_names import KafkaNames
+from outbox_plugin.adapters.kafka_transactional_log import KafkaTransactionalLog
+from outbox_plugin.core.progress import OutboxIdentity, ProgressRecord
+from outbox_plugin.core.row import OutboxRow
+from outbox_plugin.core.shards import Slice
+from outbox_plugin.errors import LogUnavailable
 from outbox_plugin.relay.events import HarvestEvent, TermFinished
 from outbox_plugin.relay.shard import LONG_WAIT
 from outbox_plugin.status.reader import read_status
@@ -21,6 +29,7 @@ from tests.harvesting import (
     create_topic,
     drained,
     insert_numbered,
+    signer_of,
 )
 from tests.kafka_proxy import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, KafkaProxy, ProxiedKafka
 from tests.processes import launched
@@ -47,6 +56,10 @@ def bootstrap_servers(kafka: ProxiedKafka) -> str:
 
 def behind(settings: Settings, proxy: KafkaProxy) -> Settings:
     return settings.model_copy(update={"bootstrap_servers": f"127.0.0.1:{proxy.port}"})
+
+
+def progress(leader_id: str) -> ProgressRecord:
+    return ProgressRecord(OutboxIdentity("incarnation", "place"), leader_id, 0, ())
 
 
 def insert_large(settings: Settings, topic: str, first: int, count: int) -> None:
@@ -118,6 +131,48 @@ def test_a_leader_whose_commit_is_not_answered_says_so_long_before_it_gives_up(
         drained(settings)
         eventually(lambda: (True, None) in reported(), 20)
     assert_exactly_once_in_order(consume(settings, topic), 1, 2)
+
+
+def test_a_record_that_arrives_after_its_transaction_was_aborted_is_not_repeated(
+    kafka: ProxiedKafka, settings: Settings
+) -> None:
+    """As where a term ends while its producer tries to repeat a request: the producer aborts before it is dropped.
+
+    The abort's marker has the record's own epoch. A broker that does not verify transactions takes the record.
+    """
+    topic = create_topic(settings, f"{settings.group}-events")
+    row = OutboxRow(1, 5, topic, "key-1", "1", [], [], 9)
+    with closing(KafkaAdmin(settings)) as admin:
+        admin.ensure_topics(KafkaNames.of(settings), 1)
+    with kafka.proxy().running() as proxy:
+        # A client that knows one broker forgets it when the connection breaks, unless it is told not to.
+        proxied = behind(settings, proxy).model_copy(update={"kafka": {"metadata.recovery.strategy": "none"}})
+
+        def log() -> KafkaTransactionalLog:
+            return KafkaTransactionalLog(
+                proxied,
+                KafkaNames.of(settings),
+                Slice(0, 1),
+                signer_of(settings),
+                lambda: not proxy.held,
+                lambda _: None,
+            )
+
+        with closing(log()) as former:
+            former.fence(0)
+            proxy.hold = lambda api, body: api == PRODUCE and topic.encode() in body
+            with pytest.raises(LogUnavailable, match="had to end"):
+                former.publish([row], progress("former"))
+        eventually(lambda: END_TXN in proxy.forwarded, 10)
+        proxy.hold = lambda *_: False
+        late, proxy.held = proxy.held, []
+        with closing(log()) as new:
+            new.fence(0)  # It waits until the abort has written its markers.
+            proxy.held = late
+            proxy.release()
+            time.sleep(0.1)  # The broker takes it, or refuses it.
+            assert new.publish([row], progress("new"))
+    assert [record.value for record in consume(settings, topic)] == ["1"]
 
 
 class HoldsAtRandom:
